@@ -1,0 +1,41 @@
+"""roofline: what will model M do on hardware H, why, and can I believe it?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roofline.accelerator import Accelerator as Accelerator
+    from roofline.accelerator import load_accelerator as load_accelerator
+    from roofline.configs.load import load_model as load_model
+    from roofline.errors import InputError as InputError
+    from roofline.errors import UnsupportedModel as UnsupportedModel
+    from roofline.inference import Deployment as Deployment
+    from roofline.model import Model as Model
+    from roofline.work import Ragged as Ragged
+    from roofline.work import Work as Work
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Accelerator": "roofline.accelerator",
+    "Deployment": "roofline.inference",
+    "InputError": "roofline.errors",
+    "Model": "roofline.model",
+    "Ragged": "roofline.work",
+    "UnsupportedModel": "roofline.errors",
+    "Work": "roofline.work",
+    "load_accelerator": "roofline.accelerator",
+    "load_model": "roofline.configs.load",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used, so that a command pays only for what it needs."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'roofline' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

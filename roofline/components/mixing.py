@@ -1,0 +1,86 @@
+"""What stands between the matmuls: norms and elementwise passes over the residual stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from roofline.components.base import Component, Params
+from roofline.cost import Cost
+from roofline.formats import BF16, Format
+from roofline.work import Batch
+
+RMS_FLOPS = 4
+"""Elementwise FLOPs of an RMS norm per element: square and add, scale by the root, multiply by the weight."""
+LAYER_FLOPS = 7
+"""Elementwise FLOPs of a LayerNorm per element: as RMS, plus the mean, its subtraction and the shift."""
+
+
+@dataclass(frozen=True)
+class Norm(Component):
+    """RMSNorm or LayerNorm over rows, one kernel; with ``residual`` it also adds and stores the residual stream.
+
+    Reads ``elements`` per token (twice with a residual: branch and stream), writes as many.
+
+    Attributes:
+        elements: elements normalised per token.
+        weights: learned elements: ``elements`` for an RMSNorm, twice that for a LayerNorm with bias, one head's width
+            for a norm shared by all heads, 0 for a norm without parameters.
+        flops_per_element: ``RMS_FLOPS`` or ``LAYER_FLOPS``.
+        residual: whether the residual addition is fused into it.
+    """
+
+    kind: ClassVar[str] = "norm"
+
+    elements: Any
+    weights: Any
+    flops_per_element: int = RMS_FLOPS
+    residual: bool = False
+    weight: Format = BF16
+    activation: Format = BF16
+    name: str = "norm"
+
+    def cost(self, work: Batch) -> Cost:
+        elements = self.elements * work.tokens
+        passes = 2 if self.residual else 1
+        moved = self.activation.bytes(passes * elements)
+        return Cost(
+            {"vector": (self.flops_per_element + (1 if self.residual else 0)) * elements},
+            {"weights": self.weight.bytes(self.weights), "activations": moved},
+            {"activations": moved},
+            1,
+        )
+
+    def params(self) -> Params:
+        return {self.weight: self.weights} if self.weights != 0 else {}
+
+
+def rms_norm(width: Any, *, residual: bool = False, name: str = "norm", **formats: Format) -> Norm:
+    """An RMSNorm over ``width`` elements with one weight each."""
+    return Norm(width, width, RMS_FLOPS, residual, name=name, **formats)
+
+
+def layer_norm(width: Any, *, bias: bool = True, residual: bool = False, name: str = "norm", **formats: Format) -> Norm:
+    """A LayerNorm over ``width`` elements with a weight and, usually, a bias each."""
+    return Norm(width, 2 * width if bias else width, LAYER_FLOPS, residual, name=name, **formats)
+
+
+@dataclass(frozen=True)
+class Elementwise(Component):
+    """A pass over ``reads`` elements per token that writes ``writes`` and does ``flops`` elementwise FLOPs on the way."""
+
+    kind: ClassVar[str] = "elementwise"
+
+    reads: Any
+    writes: Any
+    flops: Any
+    activation: Format = BF16
+    name: str = "elementwise"
+
+    def cost(self, work: Batch) -> Cost:
+        return Cost(
+            {"vector": self.flops * work.tokens},
+            {"activations": self.activation.bytes(self.reads * work.tokens)},
+            {"activations": self.activation.bytes(self.writes * work.tokens)},
+            1,
+        )

@@ -1,0 +1,187 @@
+"""A config.json as readers see it: checked access that names the key in every error and notes every assumption."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roofline.errors import InputError
+
+LARGEST_SIZE = 10**9
+
+WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num")
+FEED_FORWARD = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
+VOCABULARY = ("vocab_size", "padded_vocab_size")
+CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
+
+
+class Config:
+    """Checked access to the keys of one config (or of one nested section).
+
+    Attributes:
+        data: the section itself.
+        where: its path, for errors ("" at the top, "text_config." below).
+        assumes: notes of what was assumed where a key is missing; shared by all sections of a file.
+    """
+
+    def __init__(self, data: Mapping[str, Any], where: str = "", assumes: list[str] | None = None) -> None:
+        self.data = data
+        self.where = where
+        self.assumes: list[str] = [] if assumes is None else assumes
+
+    def __contains__(self, key: str) -> bool:
+        return self.data.get(key) is not None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The raw value of a key; ``default`` where it is missing or null."""
+        value = self.data.get(key)
+        return default if value is None else value
+
+    def section(self, key: str) -> Config:
+        """A nested object. Raises InputError when it is missing or not an object."""
+        value = self.data.get(key)
+        if not isinstance(value, Mapping):
+            raise InputError(f"config: {self.where}{key} is missing or not an object")
+        return Config(value, f"{self.where}{key}.", self.assumes)
+
+    def _checked(self, key: str, value: Any, least: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"config: {self.where}{key} must be a whole number, not {value!r:.60}")
+        if not least <= value <= LARGEST_SIZE:
+            raise InputError(f"config: {self.where}{key} is {value!r:.60}, outside {least} to {LARGEST_SIZE}")
+        return value
+
+    def size(self, *keys: str, least: int = 1) -> int:
+        """The whole number under the first of ``keys`` that is present. Raises InputError naming the key."""
+        found = self.optional_size(*keys, least=least)
+        if found is None:
+            others = f" (or {', '.join(keys[1:])})" if len(keys) > 1 else ""
+            raise InputError(f"config: {self.where}{keys[0]}{others} is missing; it cannot be guessed")
+        return found
+
+    def optional_size(self, *keys: str, least: int = 1) -> int | None:
+        """As ``size``, None where no key is present."""
+        for key in keys:
+            if self.data.get(key) is not None:
+                return self._checked(key, self.data[key], least)
+        return None
+
+    def size_or(self, default: int, *keys: str, least: int = 1, note: bool = True) -> int:
+        """As ``size`` with a default, which is noted among the assumptions."""
+        found = self.optional_size(*keys, least=least)
+        if found is not None:
+            return found
+        if note:
+            self.assume(f"{self.where}{keys[0]} = {default} (not in the config)")
+        return default
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A true/false key. Raises InputError when it is something else."""
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise InputError(f"config: {self.where}{key} must be true or false, not {value!r:.60}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A real number (a rotary fraction, say). Raises InputError when it is not one."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+            raise InputError(f"config: {self.where}{key} must be a number, not {value!r:.60}")
+        return value
+
+    def text(self, key: str, default: str = "") -> str:
+        """A text key. Raises InputError when it is something else."""
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise InputError(f"config: {self.where}{key} must be a text, not {value!r:.60}")
+        return value
+
+    def items(self, key: str) -> list[Any] | None:
+        """A list, None where it is missing. Raises InputError when it is something else."""
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, list):
+            raise InputError(f"config: {self.where}{key} must be a list, not {value!r:.60}")
+        return value
+
+    def per_layer(self, key: str, layers: int) -> list[Any] | None:
+        """A list with one entry per layer. Raises InputError when its length differs from the number of layers."""
+        value = self.items(key)
+        if value is not None and len(value) < layers:
+            raise InputError(f"config: {self.where}{key} has {len(value)} entries for {layers} layers")
+        return value
+
+    def assume(self, note: str) -> None:
+        """Note an assumption, once."""
+        if note not in self.assumes:
+            self.assumes.append(note)
+
+    @property
+    def width(self) -> int:
+        """D: width of the residual stream."""
+        return self.size(*WIDTH)
+
+    @property
+    def layers(self) -> int:
+        """L: decoder layers."""
+        return self.size(*LAYERS)
+
+    @property
+    def heads(self) -> int:
+        """N: query heads."""
+        return self.size(*HEADS)
+
+    @property
+    def kv_heads(self) -> int:
+        """K: key-value heads; N where no key says otherwise (noted)."""
+        found = self.optional_size(*KV_HEADS)
+        if found is None:
+            self.assume(f"{self.where}num_key_value_heads = {self.heads} (not in the config: MHA)")
+            return self.heads
+        if self.heads % found:
+            raise InputError(f"config: {self.where}num_key_value_heads {found} does not divide the {self.heads} query heads")
+        return found
+
+    @property
+    def head_dim(self) -> int:
+        """H: the key head_dim, else D / N, which must be whole."""
+        found = self.optional_size("head_dim", "kv_channels", "attention_head_dim")
+        if found is not None:
+            return found
+        if self.width % self.heads:
+            raise InputError(
+                f"config: {self.where}head_dim is missing, and hidden_size {self.width} / num_attention_heads {self.heads} is not whole"
+            )
+        return self.width // self.heads
+
+    @property
+    def feed_forward(self) -> int:
+        """F: width of the feed-forward layer."""
+        return self.size(*FEED_FORWARD)
+
+    @property
+    def vocabulary(self) -> int:
+        """V: rows of the embedding table."""
+        return self.size(*VOCABULARY)
+
+    @property
+    def max_context(self) -> int | None:
+        """Longest context that the config admits."""
+        return self.optional_size(*CONTEXT)
+
+    @property
+    def rotary(self) -> int:
+        """Rotated elements per head: rotary_dim, or the partial rotary factor times H, else H."""
+        explicit = self.optional_size("rotary_dim", "rotary_ndims", least=0)
+        if explicit is not None:
+            return explicit
+        parameters = self.get("rope_parameters", {})
+        nested = parameters.get("partial_rotary_factor") if isinstance(parameters, Mapping) else None
+        for key in ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction"):
+            if key in self:
+                return int(self.number(key, 1.0) * self.head_dim)
+        return int(nested * self.head_dim) if isinstance(nested, (int, float)) else self.head_dim
