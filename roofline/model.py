@@ -6,7 +6,7 @@ Layers are value objects: equal layers are counted once and multiplied, so that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar
@@ -30,6 +30,11 @@ class Layer(Block):
     @cached_property
     def parts(self) -> tuple[Component, ...]:  # type: ignore[override]
         return tuple(part for block in self.blocks for part in block.parts)
+
+    def prefill_form(self) -> Layer:
+        """The layer as a prefill runs it; itself where no block changes."""
+        blocks = tuple(block.prefill_form() for block in self.blocks)
+        return self if all(new is old for new, old in zip(blocks, self.blocks, strict=True)) else replace(self, blocks=blocks)
 
 
 def count_equal(components: Iterable[Component]) -> tuple[tuple[int, Component], ...]:
@@ -126,6 +131,13 @@ class Model:
                 counts[part] = counts.get(part, 0) + number
         return tuple((number, part) for part, number in counts.items())
 
+    @cached_property
+    def for_prefill(self) -> Model:
+        """The model as a prefill runs it: latent attention expanded, recurrences in chunks. Itself where nothing changes."""
+        forms = {id(layer): layer.prefill_form() for layer in self.layers}
+        layers = tuple(forms[id(layer)] for layer in self.layers)
+        return self if all(new is old for new, old in zip(layers, self.layers, strict=True)) else replace(self, layers=layers)
+
     def cost(self, work: Batch) -> Cost:
         """FLOPs, bytes and launches of one step of the decoder over ``work``."""
         return Cost.total([(number, part.cost(work)) for number, part in self.counted])
@@ -172,6 +184,13 @@ class Model:
     def weight_bytes(self) -> Any:
         """Bytes of the stored weights of the text path, scales and zero points included."""
         return whole(weight_bytes(self.params_by_format))
+
+    @cached_property
+    def lecture_weight_bytes(self) -> Any:
+        """Bytes of all stored weights but those of norms, as the lecture counts parameters."""
+        return whole(
+            weight_bytes(merge_params((number, part.params()) for number, part in self.counted if part.kind != "norm"))
+        )
 
     @cached_property
     def state(self) -> tuple[tuple[int, State], ...]:

@@ -105,6 +105,10 @@ class Component:
         """What it keeps for each sequence between steps."""
         return ()
 
+    def prefill_form(self) -> Component:
+        """The same component as a prefill runs it: another order of the same mathematics, or itself."""
+        return self
+
 
 class Block(Component):
     """A component made of others; subclasses provide ``parts``, once (a cached property)."""
