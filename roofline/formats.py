@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from roofline.errors import InputError, suggest
-from roofline.numeric import scale
+from roofline.numeric import scale, whole
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Format:
     @property
     def bytes_per_element(self) -> int | Fraction:
         """Bytes per element: an int where whole."""
-        result = self.bits / 8
-        return result.numerator if result.denominator == 1 else result
+        result: int | Fraction = whole(self.bits / 8)
+        return result
 
     def bytes(self, elements: Any) -> Any:
         """Bytes of that many elements, in the reading of ``elements``."""

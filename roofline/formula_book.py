@@ -1,0 +1,140 @@
+"""The entries of the formula book: which components stand for a name, with letters for dimensions.
+
+Each entry builds the very components that models are made of; a formula is only another reading of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from roofline.components.attention import Attention, AttentionBlock, UnfusedAttention
+from roofline.components.base import Component
+from roofline.components.feedforward import MLP
+from roofline.components.linear import Embedding, Linear
+from roofline.components.mixing import rms_norm
+from roofline.formats import Format
+from roofline.symbols import symbols
+
+Formats = dict[str, Format]
+Build = Callable[[Formats], list[tuple[Any, Component]]]
+Steps = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry: what it is, how it is built, which limits of its intensity tell something.
+
+    Attributes:
+        title: one line. source: where the formula comes from.
+        exact: builds (count, component) pairs from open formats.
+        lecture: the same under the lecture's convention, None where it makes no difference.
+        limits: each a chain of (letter, target) steps; target "oo", a number or another letter.
+        work: letters of (B, T, S).
+    """
+
+    title: str
+    source: str
+    exact: Build
+    lecture: Build | None = None
+    limits: tuple[Steps, ...] = ()
+    work: str = "B T S"
+
+
+def _linear(formats: Formats) -> list[tuple[Any, Component]]:
+    D, F = symbols("D F")
+    return [(1, Linear(D, F, weight=formats["weight"]))]
+
+
+def _mlp(gated: bool) -> Build:
+    def build(formats: Formats) -> list[tuple[Any, Component]]:
+        D, F = symbols("D F")
+        return [(1, MLP(D, F, gated=gated, weight=formats["weight"]))]
+
+    return build
+
+
+def _attention(kernel: type[Attention], mask: str, heads: str = "N K H") -> Build:
+    def build(formats: Formats) -> list[tuple[Any, Component]]:
+        N, K, H = symbols(heads)
+        size = symbols("W")[0] if mask == "window" else symbols("C")[0] if mask == "chunk" else None
+        return [(1, kernel(N, K, H, mask=mask, size=size, kv=formats["kv"]))]
+
+    return build
+
+
+def _attention_block(formats: Formats) -> list[tuple[Any, Component]]:
+    D, N, K, H = symbols("D N K H")
+    return [(1, AttentionBlock(D, N, K, H, rotary=H, kv=formats["kv"], weight=formats["weight"]))]
+
+
+def _norm(formats: Formats) -> list[tuple[Any, Component]]:
+    return [(1, rms_norm(symbols("D")[0], residual=True, weight=formats["weight"]))]
+
+
+def _embedding(formats: Formats) -> list[tuple[Any, Component]]:
+    V, D = symbols("V D")
+    return [(1, Embedding(V, D, weight=formats["weight"]))]
+
+
+def _head(formats: Formats) -> list[tuple[Any, Component]]:
+    D, V = symbols("D V")
+    return [(1, Linear(D, V, weight=formats["weight"], rows="logit_rows", name="head"))]
+
+
+def _dense_model(formats: Formats) -> list[tuple[Any, Component]]:
+    L, D = symbols("L D")
+    norm = rms_norm(D, residual=True, weight=formats["weight"])
+    layer = [*_attention_block(formats), *_mlp(True)(formats), (2, norm)]
+    return [*_embedding(formats), *((L * times, part) for times, part in layer), (1, norm), *_head(formats)]
+
+
+LECTURE = "CS336 (Stanford) lecture 10, inference; scaling book, inference chapter"
+FLASH = "Dao et al. 2022, arXiv 2205.14135"
+
+BOOK: dict[str, Entry] = {
+    "linear": Entry("one dense matmul", LECTURE, _linear, limits=((("F", "oo"), ("D", "oo")),)),
+    "mlp": Entry(
+        "gated feed-forward: gate and up fused with the activation, then down",
+        LECTURE,
+        _mlp(True),
+        limits=((("F", "oo"), ("D", "oo")),),
+    ),
+    "mlp-plain": Entry("feed-forward of two matrices", LECTURE, _mlp(False), limits=((("F", "oo"), ("D", "oo")),)),
+    "attention": Entry(
+        "causal attention core, fused: MHA (K = N), GQA, MQA (K = 1)",
+        f"{FLASH}; lecture convention: {LECTURE}",
+        _attention(Attention, "causal"),
+        _attention(Attention, "cross", "N N H"),
+        limits=((("T", "1"), ("S", "oo")), (("S", "0"), ("T", "oo")), (("S", "0"),)),
+    ),
+    "attention-full": Entry(
+        "attention core without a mask: an encoder, or a block that is denoised",
+        FLASH,
+        _attention(Attention, "full"),
+        limits=((("T", "1"), ("S", "oo")),),
+    ),
+    "attention-window": Entry(
+        "causal attention core that sees the last W tokens",
+        "Beltagy et al. 2020, arXiv 2004.05150",
+        _attention(Attention, "window"),
+        limits=((("T", "1"), ("S", ">= W")), (("T", "1"), ("S", "< W"))),
+    ),
+    "attention-chunk": Entry(
+        "causal attention core inside chunks of C tokens", "Llama 4 modelling code in transformers", _attention(Attention, "chunk")
+    ),
+    "attention-unfused": Entry(
+        "the baseline: scores and probabilities through memory, the mask saves nothing",
+        f"{FLASH}, algorithm 0",
+        _attention(UnfusedAttention, "causal"),
+        limits=((("S", "0"), ("T", "oo")),),
+    ),
+    "attention-block": Entry(
+        "projections, rotary embedding, attention core, output projection", LECTURE, _attention_block
+    ),
+    "norm": Entry("RMS norm with a fused residual addition", "Zhang & Sennrich 2019, arXiv 1910.07467", _norm),
+    "embedding": Entry("lookup of one row per token", LECTURE, _embedding),
+    "head": Entry("output projection onto the vocabulary", LECTURE, _head, limits=((("V", "oo"), ("D", "oo")),)),
+    "dense-model": Entry("a dense decoder of L equal layers: one step", LECTURE, _dense_model),
+}
