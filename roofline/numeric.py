@@ -15,6 +15,7 @@ Rules, each of which protects one reading:
 
 from __future__ import annotations
 
+import math
 import sys
 from fractions import Fraction
 from types import ModuleType
@@ -160,3 +161,20 @@ def is_exact(value: Any) -> bool:
         return True
     sympy = sys.modules.get("sympy")
     return sympy is not None and isinstance(value, sympy.Basic) and not value.has(sympy.Float)
+
+
+def at_least_once(probability: Any, trials: Any) -> Any:
+    """1 - (1 - p)^n: how likely something of probability p happens at least once in n independent trials.
+
+    Exact at its edges (p itself after one trial, 1 where p is 1), a float in between, symbolic for symbols.
+    """
+    module = reading(probability, trials)
+    if module is None:
+        if probability == 1 or trials == 1:
+            return probability
+        return -math.expm1(float(trials) * math.log1p(-float(probability)))
+    if module.__name__ == "sympy":
+        return 1 - (1 - _for(module, probability)) ** trials
+    if isinstance(probability, PLAIN) and probability == 1:
+        return 1
+    return -module.expm1(trials * module.log1p(-_for(module, probability)))
