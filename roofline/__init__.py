@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from roofline.work import Work as Work
 
 __version__ = "0.1.0"
+
+# A ZIP archive or an sdist has no links roofline/{hardware,kernels,validate}: there they are found beside this folder.
+if not os.path.isdir(os.path.join(__path__[0], "hardware")):
+    __path__.append(os.path.dirname(__path__[0]))
 
 _HOMES = {
     "Accelerator": "roofline.accelerator",

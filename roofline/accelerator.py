@@ -10,15 +10,16 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import roofline
 from roofline.errors import InputError, suggest
 from roofline.numeric import whole
 from roofline.units import to_base
 
-HARDWARE = Path(__file__).parent / "hardware"
+HARDWARE = Path(roofline.__path__[-1], "hardware")
 KINDS = ("datasheet", "measured", "derived")
 FALLBACK_UNIT = "bf16"
 
@@ -106,7 +107,7 @@ class Accelerator:
 
     def ridge(self, unit: str = "bf16") -> float:
         """Arithmetic intensity at which the unit and the memory take equally long [FLOP/B]."""
-        return self.rate(unit) / self.bandwidth.value
+        return float(self.rate(unit) / self.bandwidth.value)
 
 
 def _quantity(table: Any, dimension: str, where: str) -> Quantity:
@@ -217,7 +218,7 @@ def _aliases() -> dict[str, str]:
     return {alias: name for name in accelerator_ids() for alias in load_accelerator(name).aliases}
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_accelerator(name: str) -> Accelerator:
     """The accelerator of an id ("h100-sxm"), a short alias ("h100"), or the path of a TOML file of one's own.
 

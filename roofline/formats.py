@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 from roofline.errors import InputError, suggest
@@ -40,7 +40,7 @@ class Format:
     unit: str = "bf16"
     note: str = ""
 
-    @property
+    @cached_property
     def bytes_per_element(self) -> int | Fraction:
         """Bytes per element: an int where whole."""
         result: int | Fraction = whole(self.bits / 8)
@@ -79,7 +79,8 @@ FORMATS: dict[str, Format] = {
         Format("mxfp4", 4 + Fraction(8, 32), 4, "fp4", "one 8-bit scale per 32"),
         Format("nvfp4", 4 + Fraction(8, 16), 4, "fp4", "one fp8 scale per 16"),
         Format("nf4", 4 + Fraction(32, 64), 4, "bf16", "bitsandbytes: one fp32 scale per 64"),
-        Format("nf4-double", 4 + Fraction(8, 64) + Fraction(32, 64 * 256), 4, "bf16", "bitsandbytes double quantisation: fp8 scale per 64, fp32 per 256 scales"),
+        Format("nf4-double", 4 + Fraction(8, 64) + Fraction(32, 64 * 256), 4, "bf16",
+               "bitsandbytes double quantisation: fp8 scale per 64, fp32 per 256 scales"),
         _ggml("q4_0", 18, 32, 4), _ggml("q4_1", 20, 32, 4), _ggml("q5_0", 22, 32, 5), _ggml("q5_1", 24, 32, 5),
         _ggml("q8_0", 34, 32, 8), _ggml("q2_k", 84, 256, 2), _ggml("q3_k", 110, 256, 3), _ggml("q4_k", 144, 256, 4),
         _ggml("q5_k", 176, 256, 5), _ggml("q6_k", 210, 256, 6), _ggml("iq4_xs", 136, 256, 4), _ggml("iq4_nl", 18, 32, 4),
@@ -111,7 +112,7 @@ def grouped(bits: int, group: int, *, asymmetric: bool = False) -> Format:
     return Format(name, bits + extra, bits, "bf16", f"fp16 scale{zero} per {group}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def format_named(name: str, field: str = "format") -> Format:
     """The format of a name such as "bf16", "fp8-block", "int4-g128", "int4-g128-asym", "mxfp4", "q4_k".
 
@@ -125,5 +126,7 @@ def format_named(name: str, field: str = "format") -> Format:
     if match and int(match[2]) > 0:
         return grouped(int(match[1]), int(match[2]), asymmetric=match[3] is not None)
     if re.fullmatch(r"int[2-7]", key):
-        raise InputError(f"{field}: {name!r} needs its group size, because scales cost bytes: write {key}-g128 (or {key}-g128-asym)")
+        raise InputError(
+            f"{field}: {name!r} needs its group size, because scales cost bytes: write {key}-g128 (or {key}-g128-asym)"
+        )
     raise InputError(f"{field}: unknown format {name!r}.{suggest(key, [*FORMATS, 'int4-g128', 'int4-g128-asym'])}")

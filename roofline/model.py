@@ -28,7 +28,7 @@ class Layer(Block):
     name: str = "layer"
 
     @cached_property
-    def parts(self) -> tuple[Component, ...]:  # type: ignore[override]
+    def parts(self) -> tuple[Component, ...]:
         return tuple(part for block in self.blocks for part in block.parts)
 
     def prefill_form(self) -> Layer:
@@ -151,7 +151,7 @@ class Model:
         costs = [(number, part.cost(work)) for number, part in self.counted]
         workspace: Any = 0
         for _, cost in costs:
-            held = cost.read.get("activations", 0) + cost.write.get("activations", 0)
+            held = cost.activation_bytes
             workspace = maximum(workspace, held)
         return Cost.total(costs), workspace
 
@@ -188,9 +188,7 @@ class Model:
     @cached_property
     def lecture_weight_bytes(self) -> Any:
         """Bytes of all stored weights but those of norms, as the lecture counts parameters."""
-        return whole(
-            weight_bytes(merge_params((number, part.params()) for number, part in self.counted if part.kind != "norm"))
-        )
+        return whole(weight_bytes(merge_params((number, part.params()) for number, part in self.counted if part.kind != "norm")))
 
     @cached_property
     def state(self) -> tuple[tuple[int, State], ...]:

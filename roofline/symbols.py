@@ -8,7 +8,7 @@ to sympy, and substitution would silently miss one of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 
@@ -53,7 +53,7 @@ ALPHABET: dict[str, Letter] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def symbol(name: str) -> Any:
     """The sympy Symbol of a letter of the alphabet.
 
@@ -71,5 +71,5 @@ def symbol(name: str) -> Any:
 
 
 def symbols(names: str) -> tuple[Any, ...]:
-    """Several Symbols at once: ``B, T = symbols("B T")``."""
+    """Several Symbols at once, by names with spaces between: ``B, T = symbols("B T")``."""
     return tuple(symbol(name) for name in names.split())

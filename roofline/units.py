@@ -84,9 +84,7 @@ def _significant(value: float, digits: int) -> str:
 
 def _with_prefix(value: Any, base: str) -> str:
     number = float(value)
-    prefix, factor = next(
-        ((p, f) for p, f in reversed(DECIMAL.items()) if abs(number) >= f), ("", 1)
-    )
+    prefix, factor = next(((p, f) for p, f in reversed(DECIMAL.items()) if abs(number) >= f), ("", 1))
     return f"{_significant(number / factor, 4)} {prefix}{base}"
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from roofline.components.base import Block, Component, Params, State, StatePiece
 from roofline.components.linear import Linear
-from roofline.components.masks import keys, kept, pairs
+from roofline.components.masks import kept, keys, pairs
 from roofline.components.mixing import Elementwise, Norm
 from roofline.cost import Cost
 from roofline.formats import BF16, Format
@@ -216,17 +216,13 @@ class AttentionBlock(Block):
     name: str = "attention"
 
     @cached_property
-    def parts(self) -> tuple[Component, ...]:  # type: ignore[override]
+    def parts(self) -> tuple[Component, ...]:
         value_dim = self.H if self.value_dim is None else self.value_dim
         heads = {"N": self.N, "K": self.K, "H": self.H, "value_dim": self.value_dim}
         kernel = Attention if self.fused else UnfusedAttention
         parts: list[Component] = [*self._projections(value_dim)]
         parts += self._norms(value_dim)
-        parts.append(
-            CacheWrite(
-                **heads, rotary=self.rotary, writes=not self.shares_kv, kv=self.kv, activation=self.activation
-            )
-        )
+        parts.append(CacheWrite(**heads, rotary=self.rotary, writes=not self.shares_kv, kv=self.kv, activation=self.activation))
         parts.append(
             kernel(
                 **heads, mask=self.mask, size=self.size, kv=self.kv, activation=self.activation, sinks=self.sinks,

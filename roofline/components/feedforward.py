@@ -36,15 +36,13 @@ class MLP(Block):
     name: str = "mlp"
 
     @cached_property
-    def parts(self) -> tuple[Component, ...]:  # type: ignore[override]
+    def parts(self) -> tuple[Component, ...]:
         formats = dict(self.overrides)
         up, gate, down = (formats.get(part, self.weight) for part in ("up", "gate", "down"))
         epilogue = ACTIVATION_FLOPS + (1 if self.gated else 0)
         first: tuple[Linear, ...]
         if self.gated and gate == up:
-            first = (
-                Linear(self.D, 2 * self.F, self.bias, up, self.activation, self.F, epilogue, name=f"{self.name}.gate_up"),
-            )
+            first = (Linear(self.D, 2 * self.F, self.bias, up, self.activation, self.F, epilogue, name=f"{self.name}.gate_up"),)
         elif self.gated:
             first = (
                 Linear(self.D, self.F, self.bias, gate, self.activation, name=f"{self.name}.gate"),
