@@ -79,6 +79,11 @@ class Cost:
         return self.bytes_read + self.bytes_written
 
     @property
+    def activation_bytes(self) -> Any:
+        """Bytes of activations read and written."""
+        return self._read.get("activations", 0) + self._write.get("activations", 0)
+
+    @property
     def intensity(self) -> Any:
         """Arithmetic intensity: matrix FLOPs per byte moved [FLOP/B]."""
         return ratio(self.matrix_flops, self.bytes)
