@@ -15,6 +15,7 @@ from roofline.components.feedforward import MLP
 from roofline.components.linear import Embedding, Linear
 from roofline.components.mixing import Norm, layer_norm, rms_norm
 from roofline.configs.config import Config
+from roofline.configs.patterns import masks_of
 from roofline.configs.storage import Storage
 from roofline.model import Layer, Model
 
@@ -37,6 +38,7 @@ class Style:
         position_offset: extra rows of that table.
         rotary: whether heads are rotated.
         final_norm: a norm before the head.
+        period: layers from one full-attention layer to the next where the code alternates, None where it does not.
     """
 
     norm: str = "rms"
@@ -52,6 +54,7 @@ class Style:
     position_offset: int = 0
     rotary: bool = True
     final_norm: bool = True
+    period: int | None = None
 
 
 STYLES: dict[str, Style] = {
@@ -165,9 +168,9 @@ def read_dense(config: Config, storage: Storage, name: str) -> Model:
     """A dense decoder in the style of its model_type."""
     style = STYLES[config.text("model_type")]
     layers = []
-    for index in range(config.layers):
+    for index, (mask, size) in enumerate(masks_of(config, config.layers, style.period)):
         prefix = f"model.layers.{index}."
-        mixer = attention_of(config, style, storage, f"{prefix}self_attn.")
+        mixer = replace(attention_of(config, style, storage, f"{prefix}self_attn."), mask=mask, size=size)
         feed_forward = mlp_of(config, style, storage, f"{prefix}mlp.")
         layers.append(layer_of(style.norm, style.norms, mixer, feed_forward, config.width, storage))
     return assemble(config, style, storage, tuple(layers), name)

@@ -104,7 +104,7 @@ def masks_of(config: Config, layers: int, period: int | None = None) -> list[Mas
         return _named(config, kinds[:layers])
     if "attention_types" in config:
         return _global_local(config, layers)
-    if "attention_chunk_size" in config and ("no_rope_layers" in config or "no_rope_layer_interval" in config):
+    if "attention_chunk_size" in config and "sliding_window" not in config:
         return _chunked(config, layers)
     if period is not None:
         return _period(config, layers, period) or [FULL] * layers
