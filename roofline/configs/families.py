@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from roofline.configs.dense import STYLES
 
-READERS: dict[str, str] = {name: "dense:read_dense" for name in STYLES}
+LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")
+
+READERS: dict[str, str] = {name: "dense:read_dense" for name in STYLES} | dict.fromkeys(LATENT, "deepseek:read_latent")
 """model_type -> "module:function" under ``roofline.configs``; the module is imported when its family is met."""
 
 UNSUPPORTED: dict[str, str] = {}
