@@ -6,7 +6,7 @@ from roofline.configs.dense import STYLES
 
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")
 
-READERS: dict[str, str] = {name: "dense:read_dense" for name in STYLES} | dict.fromkeys(LATENT, "deepseek:read_latent")
+READERS: dict[str, str] = dict.fromkeys(STYLES, "dense:read_dense") | dict.fromkeys(LATENT, "deepseek:read_latent")
 """model_type -> "module:function" under ``roofline.configs``; the module is imported when its family is met."""
 
 UNSUPPORTED: dict[str, str] = {}
