@@ -181,10 +181,12 @@ class AttentionBlock(Block):
     Attributes:
         D: width of the residual stream. N, K, H, value_dim, mask, size, kv, sinks: as in ``Attention``.
         qkv_bias, o_bias: biases of the projections.
-        qk_norm: "" for none, "head" (one norm of width H for queries, one for keys), "full" (over all heads).
+        qk_norm: "" for none, "head" (one norm of width H for queries, one for keys), "full" (over all heads), "bare"
+            (per head without weights, Llama 4).
         qk_norm_flops: elementwise FLOPs of that norm per element; qk_norm_bias: it has a shift as well.
         rotary: rotated elements per head, 0 for none.
-        gated: a sigmoid gate on the output, projected beside the queries (Qwen3-Next).
+        gated: a sigmoid gate on the output, projected beside the queries (Qwen3-Next); head_gate: one gate per head from a
+            projection of its own (Step 3.7).
         shares_kv: keys and values are those of an earlier layer (CLA): no key-value projections, no state of its own.
         v_norm: the values are normalised as well, without weights (Gemma 4). k_is_v: values are the key projection.
         fused: FlashAttention, or the unfused baseline.
@@ -205,6 +207,7 @@ class AttentionBlock(Block):
     rotary: Any = 0
     sinks: bool = False
     gated: bool = False
+    head_gate: bool = False
     shares_kv: bool = False
     v_norm: bool = False
     k_is_v: bool = False
@@ -229,10 +232,13 @@ class AttentionBlock(Block):
                 cached=not self.shares_kv,
             )
         )  # fmt: skip
+        width = self.N * value_dim
+        if self.head_gate:
+            parts.append(self._linear("gate", self.D, self.N, False))
+            parts.append(Elementwise(width + self.N, width, GATE_FLOPS * self.N + width, self.activation, name="gate"))
         if self.gated:
-            width = self.N * value_dim
             parts.append(Elementwise(2 * width, width, GATE_FLOPS * width, self.activation, name="gate"))
-        parts.append(self._linear("o", self.N * value_dim, self.D, self.o_bias))
+        parts.append(self._linear("o", width, self.D, self.o_bias))
         return tuple(parts)
 
     def _linear(self, name: str, inputs: Any, outputs: Any, bias: bool) -> Linear:
@@ -259,5 +265,9 @@ class AttentionBlock(Block):
             elements = elements + self.K * value_dim
         if not self.qk_norm:
             return []
-        weights = self.H * (1 if self.shares_kv else 2) if self.qk_norm == "head" else (self.N + keys_here) * self.H
+        weights = {
+            "head": self.H * (1 if self.shares_kv else 2),
+            "full": (self.N + keys_here) * self.H,
+            "bare": 0,
+        }[self.qk_norm]
         return [Norm(elements, weights * (2 if self.qk_norm_bias else 1), activation=self.activation, name="qk_norm")]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from roofline.errors import InputError
 
 LARGEST_SIZE = 10**9
+MOST_LAYERS = 10_000
 
-WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
+WIDTH = ("hidden_size", "n_embd", "n_embed", "d_model", "dim", "model_dim")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num")
 FEED_FORWARD = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
 VOCABULARY = ("vocab_size", "padded_vocab_size")
+ROTARY_PARTS = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rope_percent", "rotary_emb_fraction")
 CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
 
 
@@ -47,6 +50,13 @@ class Config:
             raise InputError(f"config: {self.where}{key} is missing or not an object")
         return Config(value, f"{self.where}{key}.", self.assumes)
 
+    def filled(self, defaults: Mapping[str, Any]) -> Config:
+        """The config with ``defaults`` of a family's class where it is silent, each of them noted."""
+        missing = {key: value for key, value in defaults.items() if key not in self.data}
+        for key, value in missing.items():
+            self.assume(f"{self.where}{key} = {json.dumps(value)} (not in the config: the default of its class)")
+        return Config({**self.data, **missing}, self.where, self.assumes)
+
     def _checked(self, key: str, value: Any, least: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise InputError(f"config: {self.where}{key} must be a whole number, not {value!r:.60}")
@@ -68,6 +78,16 @@ class Config:
             if self.data.get(key) is not None:
                 return self._checked(key, self.data[key], least)
         return None
+
+    def agreed_size(self, *keys: str) -> int:
+        """As ``size``, for keys that name one dimension: all that are present must give the same number."""
+        found = self.size(*keys)
+        for key in keys:
+            other = self.data.get(key)
+            if other is not None and other != found:
+                first = next(k for k in keys if self.data.get(k) is not None)
+                raise InputError(f"config: {self.where}{first} = {found} and {key} = {other!r:.60} contradict each other")
+        return found
 
     def size_or(self, default: int, *keys: str, least: int = 1, note: bool = True) -> int:
         """As ``size`` with a default, which is noted among the assumptions."""
@@ -123,17 +143,20 @@ class Config:
     @property
     def width(self) -> int:
         """D: width of the residual stream."""
-        return self.size(*WIDTH)
+        return self.agreed_size(*WIDTH)
 
     @property
     def layers(self) -> int:
-        """L: decoder layers."""
-        return self.size(*LAYERS)
+        """L: decoder layers, 10,000 at most."""
+        found = self.agreed_size(*LAYERS)
+        if found > MOST_LAYERS:
+            raise InputError(f"config: {self.where}{LAYERS[0]} is {found}; more than {MOST_LAYERS} layers are surely a mistake")
+        return found
 
     @property
     def heads(self) -> int:
         """N: query heads."""
-        return self.size(*HEADS)
+        return self.agreed_size(*HEADS)
 
     @property
     def kv_heads(self) -> int:
@@ -176,12 +199,25 @@ class Config:
     @property
     def rotary(self) -> int:
         """Rotated elements per head: rotary_dim, or the partial rotary factor times H, else H."""
+        return self.rotary_of(self.head_dim)
+
+    def rotary_of(self, head_dim: int, default: float = 1.0) -> int:
+        """As ``rotary`` for heads of another size, and for a family whose code rotates only a part by default."""
         explicit = self.optional_size("rotary_dim", "rotary_ndims", least=0)
         if explicit is not None:
+            if explicit > head_dim:
+                raise InputError(f"config: {self.where}rotary_dim {explicit} is larger than the head dimension {head_dim}")
             return explicit
         parameters = self.get("rope_parameters", {})
-        nested = parameters.get("partial_rotary_factor") if isinstance(parameters, Mapping) else None
-        for key in ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction"):
-            if key in self:
-                return int(self.number(key, 1.0) * self.head_dim)
-        return int(nested * self.head_dim) if isinstance(nested, (int, float)) else self.head_dim
+        nested = Config(parameters, f"{self.where}rope_parameters.") if isinstance(parameters, Mapping) else self
+        for holder, key in ((nested, "partial_rotary_factor"), *((self, key) for key in ROTARY_PARTS)):
+            if key in holder:
+                return int(holder.fraction(key) * head_dim)
+        return int(default * head_dim)
+
+    def fraction(self, key: str) -> float:
+        """A number from 0 to 1. Raises InputError when it is missing or lies outside."""
+        value = self.number(key, 2.0)
+        if not 0 <= value <= 1:
+            raise InputError(f"config: {self.where}{key} is {value!r:.60}, outside 0 to 1")
+        return value
