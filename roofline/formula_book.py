@@ -31,7 +31,6 @@ class Entry:
         exact: builds (count, component) pairs from open formats.
         lecture: the same under the lecture's convention, None where it makes no difference.
         limits: each a chain of (letter, target) steps; target "oo", a number or another letter.
-        work: letters of (B, T, S).
     """
 
     title: str
@@ -39,7 +38,6 @@ class Entry:
     exact: Build
     lecture: Build | None = None
     limits: tuple[Steps, ...] = ()
-    work: str = "B T S"
 
 
 def _linear(formats: Formats) -> list[tuple[Any, Component]]:
@@ -122,7 +120,9 @@ BOOK: dict[str, Entry] = {
         limits=((("T", "1"), ("S", ">= W")), (("T", "1"), ("S", "< W"))),
     ),
     "attention-chunk": Entry(
-        "causal attention core inside chunks of C tokens", "Llama 4 modelling code in transformers", _attention(Attention, "chunk")
+        "causal attention core inside chunks of C tokens",
+        "Llama 4 modelling code in transformers",
+        _attention(Attention, "chunk"),
     ),
     "attention-unfused": Entry(
         "the baseline: scores and probabilities through memory, the mask saves nothing",
@@ -130,9 +130,7 @@ BOOK: dict[str, Entry] = {
         _attention(UnfusedAttention, "causal"),
         limits=((("S", "0"), ("T", "oo")),),
     ),
-    "attention-block": Entry(
-        "projections, rotary embedding, attention core, output projection", LECTURE, _attention_block
-    ),
+    "attention-block": Entry("projections, rotary embedding, attention core, output projection", LECTURE, _attention_block),
     "norm": Entry("RMS norm with a fused residual addition", "Zhang & Sennrich 2019, arXiv 1910.07467", _norm),
     "embedding": Entry("lookup of one row per token", LECTURE, _embedding),
     "head": Entry("output projection onto the vocabulary", LECTURE, _head, limits=((("V", "oo"), ("D", "oo")),)),

@@ -209,9 +209,7 @@ def open_formats() -> dict[str, Format]:
     return {"weight": Format("w", 8 * w, 0), "kv": Format("s", 8 * s, 0)}
 
 
-def formula(
-    name: str, convention: str = "exact", model: Model | None = None, values: Mapping[str, int] | None = None
-) -> Formula:
+def formula(name: str, convention: str = "exact", model: Model | None = None, values: Mapping[str, int] | None = None) -> Formula:
     """The formulas of an entry of the book.
 
     Args:
@@ -235,7 +233,8 @@ def formula(
     if unknown:
         raise InputError(f"values: {unknown[0]!r} is not a letter of the formulas; they are {', '.join(ALPHABET)}")
     components = build(open_formats())
-    work = Work(*symbols(entry.work), all_logits=True, source=symbol("X"))
+    B, T, S = symbols("B T S")
+    work = Work(B, T, S, all_logits=True, source=symbol("X"))
     cost = Cost.total((times, component.cost(work)) for times, component in components)
     params = sum(merge_params((times, component.params()) for times, component in components).values())
     state = sum(

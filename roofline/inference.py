@@ -289,8 +289,7 @@ class Deployment:
         times = {name: time(cost, self.accelerator) for name, cost in costs.items()}
         whole = sum(timing.bound for timing in times.values())
         parts = [
-            Part(name, sum(n for n, _ in merged[name]), costs[name], times[name], times[name].bound / whole)
-            for name in merged
+            Part(name, sum(n for n, _ in merged[name]), costs[name], times[name], times[name].bound / whole) for name in merged
         ]
         return sorted(parts, key=lambda part: -part.timing.bound)
 
