@@ -43,7 +43,9 @@ def reading(*operands: Any) -> ModuleType | None:
         elif sympy is not None and isinstance(operand, sympy.Basic):
             kind = sympy
         else:
-            raise TypeError(f"{type(operand).__name__} is not a number that formulas accept (int, Fraction, float, float64 array, sympy)")
+            raise TypeError(
+                f"{type(operand).__name__} is not a number that formulas accept (int, Fraction, float, float64 array, sympy)"
+            )
         if found is not None and found is not kind:
             raise TypeError("an array and a symbol met in one formula: evaluate either the sweep or the symbols")
         found = kind

@@ -193,7 +193,7 @@ class MoE(Block):
     F: Any
     E: Any
     k: Any
-    shared_F: Any = 0  # noqa: N815
+    shared_F: Any = 0
     shared_gate: bool = False
     gated: bool = True
     bias: bool = False

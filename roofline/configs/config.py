@@ -177,7 +177,8 @@ class Config:
             return found
         if self.width % self.heads:
             raise InputError(
-                f"config: {self.where}head_dim is missing, and hidden_size {self.width} / num_attention_heads {self.heads} is not whole"
+                f"config: {self.where}head_dim is missing, and hidden_size {self.width} / "
+                f"num_attention_heads {self.heads} is not whole"
             )
         return self.width // self.heads
 
