@@ -15,7 +15,7 @@ from roofline.components.feedforward import MLP
 from roofline.components.linear import Embedding, Linear
 from roofline.components.mixing import Norm, layer_norm, rms_norm
 from roofline.configs.config import Config
-from roofline.configs.patterns import masks_of
+from roofline.configs.patterns import masks_of, rotary_layers
 from roofline.configs.storage import Storage
 from roofline.model import Layer, Model
 
@@ -36,7 +36,7 @@ class Style:
         tied: whether head and embedding share weights where the config does not say.
         positions: config key of a learned position table, "" for none.
         position_offset: extra rows of that table.
-        rotary: whether heads are rotated.
+        rotary: whether heads are rotated; "windowed" for those of sliding-window layers only.
         final_norm: a norm before the head.
         period: layers from one full-attention layer to the next where the code alternates, None where it does not.
     """
@@ -52,7 +52,7 @@ class Style:
     tied: bool = False
     positions: str = ""
     position_offset: int = 0
-    rotary: bool = True
+    rotary: bool | str = True
     final_norm: bool = True
     period: int | None = None
 
@@ -62,7 +62,19 @@ STYLES: dict[str, Style] = {
     "mistral": Style(),
     "qwen2": Style(qkv_bias=True),
     "qwen3": Style(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head"),
-}
+    "smollm3": Style(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", tied=True),
+    "gemma2": Style(norms="sandwich", qkv_bias="attention_bias", o_bias="attention_bias", tied=True, period=2),
+    "gemma3_text": Style(
+        norms="sandwich", qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head", tied=True, period=6
+    ),
+    "vaultgemma": Style(qkv_bias="attention_bias", o_bias="attention_bias", tied=True, period=2),
+    "cohere2": Style(
+        norm="layer-no-bias", norms="parallel", qkv_bias="attention_bias", o_bias="attention_bias", tied=True,
+        rotary="windowed", period=4,
+    ),
+    "olmo3": Style(norms="post", qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="full", period=4),
+    "exaone4": Style(norms="post", qk_norm="head", rotary="windowed", period=4),
+}  # fmt: skip
 
 
 def resolve(value: bool | str, config: Config) -> bool:
@@ -72,12 +84,11 @@ def resolve(value: bool | str, config: Config) -> bool:
 
 def make_norm(kind: str, width: int, storage: Storage, name: str, *, residual: bool = True) -> Norm:
     """A norm of one of the kinds of ``Style.norm``."""
-    formats = {"weight": storage.base, "activation": storage.base}
     if kind == "rms":
-        return rms_norm(width, residual=residual, name=name, **formats)
-    if kind == "none":
-        return replace(layer_norm(width, residual=residual, name=name, **formats), weights=0)
-    return layer_norm(width, bias=kind == "layer", residual=residual, name=name, **formats)
+        return rms_norm(width, residual=residual, name=name, weight=storage.base, activation=storage.base)
+    bias = kind != "layer-no-bias"
+    norm = layer_norm(width, bias=bias, residual=residual, name=name, weight=storage.base, activation=storage.base)
+    return replace(norm, weights=0) if kind == "none" else norm
 
 
 def formats_of(storage: Storage, prefix: str, projections: dict[str, str]) -> dict[str, object]:
@@ -164,13 +175,27 @@ def assemble(config: Config, style: Style, storage: Storage, layers: tuple[Layer
     )
 
 
+def mixers_of(config: Config, style: Style, storage: Storage, prefix: str = "model.layers.") -> list[AttentionBlock]:
+    """The attention blocks of all layers, with the masks and rotations of the config's pattern."""
+    count = config.layers
+    masks = masks_of(config, count, style.period)
+    rotates = [True] * count
+    if "no_rope_layers" in config or "no_rope_layer_interval" in config:
+        rotates = rotary_layers(config, count)
+    elif style.rotary == "windowed" and any(mask == "window" for mask, _ in masks):
+        rotates = [mask == "window" for mask, _ in masks]
+    blocks = []
+    for index, ((mask, size), rotated) in enumerate(zip(masks, rotates, strict=True)):
+        block = attention_of(config, style, storage, f"{prefix}{index}.self_attn.")
+        blocks.append(replace(block, mask=mask, size=size, rotary=block.rotary if rotated else 0))
+    return blocks
+
+
 def read_dense(config: Config, storage: Storage, name: str) -> Model:
     """A dense decoder in the style of its model_type."""
     style = STYLES[config.text("model_type")]
     layers = []
-    for index, (mask, size) in enumerate(masks_of(config, config.layers, style.period)):
-        prefix = f"model.layers.{index}."
-        mixer = replace(attention_of(config, style, storage, f"{prefix}self_attn."), mask=mask, size=size)
-        feed_forward = mlp_of(config, style, storage, f"{prefix}mlp.")
+    for index, mixer in enumerate(mixers_of(config, style, storage)):
+        feed_forward = mlp_of(config, style, storage, f"model.layers.{index}.mlp.")
         layers.append(layer_of(style.norm, style.norms, mixer, feed_forward, config.width, storage))
     return assemble(config, style, storage, tuple(layers), name)

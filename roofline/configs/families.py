@@ -15,6 +15,11 @@ READERS: dict[str, str] = {
     **dict.fromkeys(LATENT, "deepseek:read_latent"),
     **dict.fromkeys(SPARSE, "moe:read_moe"),
     "dbrx": "moe:read_dbrx",
+    "llama4_text": "moe_mixed:read_llama4",
+    "mimo_v2_flash": "moe_mixed:read_mimo_v2",
+    "step3p5": "moe_mixed:read_step",
+    "step3p7": "moe_mixed:read_step",
+    "deepseek_v4": "deepseek_v4:read_compressed",
 }
 """model_type -> "module:function" under ``roofline.configs``; the module is imported when its family is met."""
 

@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from roofline.components.attention import AttentionBlock
 from roofline.components.base import Component
 from roofline.components.moe import MoE
 from roofline.configs.config import Config
-from roofline.configs.dense import Style, assemble, attention_of, layer_of, mlp_of
-from roofline.configs.patterns import masks_of
+from roofline.configs.dense import Style, assemble, layer_of, mixers_of, mlp_of
 from roofline.configs.storage import Storage
 from roofline.errors import InputError
 from roofline.model import Layer, Model
@@ -72,7 +70,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(
         replace(LLAMA, period=2), expert_bias=True, router_linear_bias=True, sinks=True, defaults={"attention_bias": True}
     ),
-    "cohere2_moe": Family(replace(LLAMA, norm="layer-no-bias", norms="parallel", tied=True, period=4)),
+    "cohere2_moe": Family(replace(LLAMA, norm="layer-no-bias", norms="parallel", tied=True, rotary="windowed", period=4)),
 }  # fmt: skip
 
 
@@ -161,14 +159,6 @@ def moe_of(config: Config, family: Family, storage: Storage, prefix: str, index:
     )  # fmt: skip
 
 
-def attention_for(config: Config, family: Family, storage: Storage, prefix: str) -> AttentionBlock:
-    """The attention block of a sparse model's layer: that of its style, a query-key norm where a flag asks for it."""
-    style = family.style
-    if not style.qk_norm and config.flag("use_qk_norm", False):
-        style = replace(style, qk_norm="head")
-    return replace(attention_of(config, style, storage, prefix), sinks=family.sinks)
-
-
 def read_moe(config: Config, storage: Storage, name: str) -> Model:
     """A sparse decoder of one of ``FAMILIES``."""
     family = FAMILIES[config.text("model_type")]
@@ -178,16 +168,18 @@ def read_moe(config: Config, storage: Storage, name: str) -> Model:
 def read_sparse(config: Config, family: Family, storage: Storage, name: str) -> Model:
     """A sparse decoder as its family's code builds it."""
     style = family.style
+    if not style.qk_norm and config.flag("use_qk_norm", False):
+        style = replace(style, qk_norm="head")
     layers: list[Layer] = []
     sparse = sparse_layers(config, config.layers)
-    for index, (mask, size) in enumerate(masks_of(config, config.layers, style.period)):
-        prefix = f"model.layers.{index}."
-        mixer = replace(attention_for(config, family, storage, f"{prefix}self_attn."), mask=mask, size=size)
+    for index, mixer in enumerate(mixers_of(config, style, storage)):
+        prefix = f"model.layers.{index}.mlp."
         feed_forward: Component
         if sparse[index]:
-            feed_forward = moe_of(config, family, storage, f"{prefix}mlp.", index)
+            feed_forward = moe_of(config, family, storage, prefix, index)
         else:
-            feed_forward = mlp_of(config, style, storage, f"{prefix}mlp.", config.optional_size("prefix_dense_intermediate_size"))
+            feed_forward = mlp_of(config, style, storage, prefix, config.optional_size("prefix_dense_intermediate_size"))
+        mixer = replace(mixer, sinks=family.sinks)
         layers.append(layer_of(style.norm, style.norms, mixer, feed_forward, config.width, storage))
     return assemble(config, style, storage, tuple(layers), name)
 
