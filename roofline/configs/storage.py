@@ -25,11 +25,12 @@ Keeps = Callable[[str], bool]
 Special = Callable[[str], Format | None]
 
 
-def _no(path: str) -> bool:
+def _nothing_kept(path: str) -> bool:
     return False
 
 
-def _nothing(path: str) -> Format | None:
+def nothing_special(path: str) -> Format | None:
+    """No module is stored in a way of its own."""
     return None
 
 
@@ -47,14 +48,14 @@ class Storage:
 
     base: Format = BF16
     quantised: Format | None = None
-    keeps: Keeps = field(default=_no, compare=False)
-    special: Special = field(default=_nothing, compare=False)
+    keeps: Keeps = field(default=_nothing_kept, compare=False)
+    special: Special = field(default=nothing_special, compare=False)
     cached: Format | None = None
 
     @property
     def plain(self) -> bool:
         """Whether every module is stored in the base dtype."""
-        return self.quantised is None and self.special is _nothing
+        return self.quantised is None and self.special is nothing_special
 
     @property
     def kv(self) -> Format:
