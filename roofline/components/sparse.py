@@ -99,6 +99,10 @@ class IndexWrite(Component):
     """Rotary embedding and quantisation of index queries and keys, fused with the write of the new keys, one kernel.
 
     The Hadamard rotation in front of the quantisation is ignored.
+
+    Attributes:
+        heads, dim: of the index. rotary: rotated elements of each.
+        keys: whether keys are made here as well (False: a compressor makes them).
     """
 
     kind: ClassVar[str] = "cache_write"
@@ -107,18 +111,19 @@ class IndexWrite(Component):
     dim: Any
     rotary: Any
     index: Format = INDEX_KEY
+    keys: bool = True
     activation: Format = BF16
     name: str = "index_write"
 
     @cached_property
     def _constants(self) -> tuple[Any, Any, Any, Any]:
         """Vector FLOPs, activation bytes read and written, index bytes written; per token."""
-        queries = self.heads * self.dim
+        queries, keys = self.heads * self.dim, self.dim if self.keys else 0
         return (
-            ROTARY_FLOPS * (self.heads + 1) * self.rotary,
-            self.activation.bytes(queries + self.dim),
+            ROTARY_FLOPS * (self.heads + (1 if self.keys else 0)) * self.rotary,
+            self.activation.bytes(queries + keys),
             self.index.bytes(queries),
-            self.index.bytes(self.dim),
+            self.index.bytes(keys),
         )
 
     def group_cost(self, work: Work) -> Cost:
@@ -132,7 +137,7 @@ class IndexWrite(Component):
         )
 
     def state(self) -> State:
-        return entry_state("index", ((self.dim, self.index),))
+        return entry_state("index", ((self.dim, self.index),)) if self.keys else ()
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def mla_of(config: Config, storage: Storage, prefix: str) -> MLA:
         P=config.size("qk_rope_head_dim", least=0),
         H=config.size("qk_nope_head_dim"),
         value_dim=config.size("v_head_dim"),
-        kv=storage.base,
+        kv=storage.kv,
         bias=config.flag("attention_bias", False),
         **formats_of(storage, prefix, queries | LATENT),  # type: ignore[arg-type]
     )

@@ -19,7 +19,7 @@ READERS: dict[str, str] = {
     "mimo_v2_flash": "moe_mixed:read_mimo_v2",
     "step3p5": "moe_mixed:read_step",
     "step3p7": "moe_mixed:read_step",
-    "deepseek_v4": "deepseek_v4:read_compressed",
+    **dict.fromkeys(("deepseek_v4", "deepseek_ref"), "deepseek_v4:read_compressed"),
 }
 """model_type -> "module:function" under ``roofline.configs``; the module is imported when its family is met."""
 
