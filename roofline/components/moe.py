@@ -184,6 +184,7 @@ class MoE(Block):
         router_bias: a stored correction of E elements. router_linear_bias: a bias of the router's projection.
         weight, router_weight, shared_weight: storage of experts, router and shared experts (None: as experts).
         latent: width that routed experts work on instead of D, between two projections (Nemotron 3), None for D.
+        latent_weight: storage of those two projections (None: as the shared experts).
         skew: exponent of power-law routing, 0 for uniform. tile: rows to which an expert's share is padded.
 
     Raises InputError where k exceeds E.
@@ -204,6 +205,7 @@ class MoE(Block):
     shared_weight: Format | None = None
     activation: Format = BF16
     latent: Any = None
+    latent_weight: Format | None = None
     skew: float = 0
     tile: int = 1
     name: str = "moe"
@@ -268,6 +270,8 @@ class MoE(Block):
 
     @property
     def _latent_weight(self) -> Format:
+        if self.latent_weight is not None:
+            return self.latent_weight
         return self.weight if self.shared_weight is None else self.shared_weight
 
     def _sum(self) -> tuple[Component, ...]:

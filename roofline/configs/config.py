@@ -18,7 +18,7 @@ KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "m
 FEED_FORWARD = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
 VOCABULARY = ("vocab_size", "padded_vocab_size")
 ROTARY_PARTS = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rope_percent", "rotary_emb_fraction")
-CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
+CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length", "model_max_length")
 
 
 class Config:

@@ -9,6 +9,23 @@ SPARSE = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "phimoe", "granitemoe", "granitemoeshared", "glm4_moe",
     "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "gpt_oss", "cohere2_moe",
 )  # fmt: skip
+FIXED_STATE = {
+    "mamba:read_mamba": ("mamba", "falcon_mamba"),
+    "mamba:read_mamba2": ("mamba2",),
+    "mamba:read_jamba": ("jamba",),
+    "mamba:read_bamba": ("bamba",),
+    "mamba:read_granite": ("granitemoehybrid",),
+    "mamba:read_falcon_h1": ("falcon_h1",),
+    "zamba:read_zamba2": ("zamba2",),
+    "nemotron:read_nemotron_h": ("nemotron_h",),
+    "delta:read_gated_delta": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+    "delta:read_olmo_hybrid": ("olmo_hybrid",),
+    "kimi:read_kimi_linear": ("kimi_linear",),
+    "fixed_state:read_recurrent_gemma": ("recurrent_gemma",),
+    "fixed_state:read_rwkv": ("rwkv",),
+    "fixed_state:read_lfm2": ("lfm2", "lfm2_moe"),
+    "fixed_state:read_minimax": ("minimax", "minimax_text_01", "minimax_m1"),
+}
 
 READERS: dict[str, str] = {
     **dict.fromkeys(STYLES, "dense:read_dense"),
@@ -19,9 +36,16 @@ READERS: dict[str, str] = {
     "mimo_v2_flash": "moe_mixed:read_mimo_v2",
     "step3p5": "moe_mixed:read_step",
     "step3p7": "moe_mixed:read_step",
+    **{family: reader for reader, families in FIXED_STATE.items() for family in families},
     **dict.fromkeys(("deepseek_v4", "deepseek_ref"), "deepseek_v4:read_compressed"),
 }
 """model_type -> "module:function" under ``roofline.configs``; the module is imported when its family is met."""
 
-UNSUPPORTED: dict[str, str] = {}
+UNSUPPORTED: dict[str, str] = {
+    "zamba": "a Mamba mixer of several heads (n_mamba_heads)",
+    "xlstm": "the mLSTM mixer",
+    "rwkv5": "the matrix-valued recurrence of RWKV-5",
+    "rwkv6": "the matrix-valued recurrence of RWKV-6",
+    "rwkv7": "the generalised delta rule of RWKV-7",
+}
 """model_type -> the feature that is missing, for families that are known and not modelled."""
