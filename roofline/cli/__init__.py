@@ -1,0 +1,91 @@
+"""The command line: ``main`` runs it and turns every way to fail into one line and an exit code.
+
+0 ok · 1 a finding (with --check: it does not fit) · 2 bad input or usage · 3 an extra or a GPU is missing · 70 a defect.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from roofline.errors import RooflineError
+
+OK, FINDING, BAD_INPUT, MISSING, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
+LONGEST_MESSAGE = 600
+
+EXTRAS = {
+    "torch": "kernels", "triton": "kernels", "aiconfigurator_core": "silicon", "scipy": "silicon", "pyarrow": "silicon",
+    "transformers": "oracle", "distributed": "cluster", "joblib": "cluster",
+}  # fmt: skip
+"""Module -> the extra that installs it."""
+
+
+def _fail(code: int, message: str) -> int:
+    """Prints one line to stderr, however long and many-lined the message is."""
+    line = " ".join(message.split())
+    if len(line) > LONGEST_MESSAGE:
+        line = line[: LONGEST_MESSAGE - 3] + "..."
+    print(f"error: {line}", file=sys.stderr)
+    return code
+
+
+def _usage(error: Exception) -> int:
+    """A usage error of typer: its message, and where help is."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "roofline"
+    near = getattr(error, "possibilities", None)
+    message = str(getattr(error, "message", "")) if near else error.format_message()  # type: ignore[attr-defined]
+    hint = f" Did you mean {' or '.join(repr(option) for option in sorted(near))}?" if near else ""
+    return _fail(BAD_INPUT, f"{message.rstrip('.')}.{hint} (see {path} --help)")
+
+
+def _missing(error: ModuleNotFoundError) -> int:
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(module)
+    what = f"roofline-llm[{extra}]" if extra else module
+    return _fail(MISSING, f"{module} is not installed, and this needs it: pip install '{what}'")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code."""
+    import typer
+
+    from roofline.cli.app import command
+
+    click_error = typer.BadParameter.__mro__[2]
+    try:
+        result = command().main(args=list(arguments), prog_name="roofline", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else OK
+    except RooflineError as error:
+        return _fail(BAD_INPUT, str(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("roofline"):
+            return _internal(error)
+        return _missing(error)
+    except OSError as error:
+        return _fail(BAD_INPUT, f"{error.filename or 'a file'}: {error.strerror or error}")
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        return _usage(error) if isinstance(error, click_error) else _internal(error)
+
+
+def _internal(error: Exception) -> int:
+    if os.environ.get("ROOFLINE_DEBUG"):
+        raise error
+    name = type(error).__name__
+    return _fail(INTERNAL, f"internal: {name}: {error}; please report this with the command line (ROOFLINE_DEBUG=1 shows where)")
+
+
+def main() -> NoReturn:
+    """The ``roofline`` command; a reader that closes the pipe (``| head``) ends it quietly, as it ends other tools."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""The command tree. A command's module is imported only when the command runs: ``--help`` costs typer and this file."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from roofline.errors import InputError, suggest
+
+COMMANDS = {
+    "what-if": "Time, throughput and memory of a model on a GPU, over any batch, context and edit.",
+    "explain": "One step kernel by kernel: FLOPs, bytes, intensity, time, what binds.",
+    "fit": "The largest batch and context that fit, and by how much the next one misses.",
+    "formula": "The formulas themselves: FLOPs, bytes, intensity and its limits.",
+    "models": "The models in the catalogue, or everything about one.",
+    "gpus": "The accelerators, or every number of one with its source.",
+    "doctor": "What is installed and found, for bug reports.",
+}
+"""Command -> its line in the help; the module is ``roofline.cli.<command>`` with an underscore for each hyphen."""
+
+EXAMPLES = """\
+roofline: what will model M do on hardware H, why, and can I believe it?
+
+  roofline what-if llama-2-13b --gpu h100-sxm --batch 1,16,64 --context 1024
+  roofline what-if llama-2-13b --gpu h100-sxm --batch 64 --kv-heads 8 --kv-dtype fp8
+  roofline formula attention
+
+roofline --help lists the commands; roofline models and roofline gpus what they know."""
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class _AsTyped:
+    """Hands an option's text on as it was typed: every option here is text or a flag, parsed by its command."""
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        return () if value is None and (param.multiple or param.nargs == -1) else value
+
+
+class Light:
+    """Keeps typer from importing pydantic to convert options, which doubles the time of a command.
+
+    A typer that converts otherwise ignores it.
+    """
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            vars(param)["_runtime_param"] = _AsTyped()
+        return params
+
+
+class Command(Light, TyperCommand):
+    """A command whose options reach it as text."""
+
+
+class Commands(Light, TyperGroup):
+    """The commands, each imported when it is named."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name. Raises InputError, with the nearest names, for an unknown one."""
+        if cmd_name not in COMMANDS:
+            if ctx.resilient_parsing:
+                return None
+            raise InputError(f"unknown command {cmd_name!r}.{suggest(cmd_name, COMMANDS)} (roofline --help lists them)")
+        module = importlib.import_module(f"roofline.cli.{cmd_name.replace('-', '_')}")
+        app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=SETTINGS)
+        app.command(cmd_name, cls=Command, short_help=COMMANDS[cmd_name])(getattr(module, cmd_name.replace("-", "_")))
+        return get_command(app)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands, without importing one."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from roofline import __version__
+
+        typer.echo(f"roofline {__version__}")
+        raise typer.Exit
+
+
+def command() -> Any:
+    """The whole command line as one object with a ``main`` method."""
+    app = typer.Typer(
+        cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=SETTINGS, no_args_is_help=False
+    )
+
+    @app.callback(invoke_without_command=True)
+    def roofline(
+        context: typer.Context,
+        version: Annotated[
+            bool, typer.Option("--version", help="The version, and nothing else.", callback=_version, is_eager=True)
+        ] = False,
+    ) -> None:
+        """Analytical roofline and cost model of LLM inference.
+
+        Exit codes: 0 ok, 1 a finding (does not fit, with --check), 2 bad input, 3 an extra or a GPU is missing, 70 a defect.
+        """
+        if context.invoked_subcommand is None:
+            typer.echo(EXAMPLES)
+
+    return get_command(app)
