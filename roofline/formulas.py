@@ -71,11 +71,13 @@ class Formula:
         return bf16_intensity(self.cost)
 
     def batch_at_ridge(self, accelerator: Accelerator) -> Any:
-        """The B at which this component is as much compute- as memory-bound; None where no B is."""
+        """The B, not rounded, at which this component is as much compute- as memory-bound; None where no B is."""
         import sympy
 
+        B = sympy.Symbol("B", positive=True)
         ridge = sympy.Rational(accelerator.rate("bf16")) / sympy.Rational(accelerator.bandwidth.value)
-        solutions = [found for found in sympy.solve(self.intensity - ridge, symbol("B")) if found.is_positive is not False]
+        gap = self.intensity.xreplace({symbol("B"): B}) - ridge
+        solutions = [found for found in sympy.solve(gap, B) if found.is_positive is not False]
         return solutions[0] if solutions else None
 
     def rows(self) -> list[tuple[str, Any]]:
