@@ -205,6 +205,7 @@ def test_a_compressor_writes_one_entry_per_complete_block() -> None:
     waiting = 4 * 2 * 16
     assert pool.cost(decode(1, 6)).write["state"] == waiting + 32
     assert pool.cost(decode(1, 6)).read["state"] == waiting * 6
+    assert pool.cost(decode(1, 13)).read["state"] == waiting * 6
     assert pool.cost(decode(1, 7)).write["state"] == waiting
     assert pool.cost(decode(1, 7)).read["state"] == 0
     assert pool.cost(prefill(1, 30)).write["state"] == 7 * waiting + 4 * 32
