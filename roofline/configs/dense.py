@@ -62,6 +62,8 @@ STYLES: dict[str, Style] = {
     "mistral": Style(),
     "qwen2": Style(qkv_bias=True),
     "qwen3": Style(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head"),
+    "qwen3_vl_text": Style(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head"),
+    "ministral3": Style(),
     "smollm3": Style(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", tied=True),
     "gemma2": Style(norms="sandwich", qkv_bias="attention_bias", o_bias="attention_bias", tied=True, period=2),
     "gemma3_text": Style(

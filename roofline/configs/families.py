@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from typing import Any
+
 from roofline.configs.dense import STYLES
+from roofline.errors import UnsupportedModel, suggest
 
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")
 SPARSE = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "phimoe", "granitemoe", "granitemoeshared", "glm4_moe",
-    "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "gpt_oss", "cohere2_moe",
+    "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "gpt_oss", "cohere2_moe", "qwen3_vl_moe_text",
 )  # fmt: skip
 FIXED_STATE = {
     "mamba:read_mamba": ("mamba", "falcon_mamba"),
@@ -27,10 +32,16 @@ FIXED_STATE = {
     "fixed_state:read_minimax": ("minimax", "minimax_text_01", "minimax_m1"),
 }
 
+WRAPPED = (
+    "llava", "gemma3", "gemma4", "llama4", "mistral3", "mllama", "lfm2_vl", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
+    "qwen3_5_moe",
+)  # fmt: skip
+
 READERS: dict[str, str] = {
     **dict.fromkeys(STYLES, "dense:read_dense"),
     **dict.fromkeys(LATENT, "deepseek:read_latent"),
     **dict.fromkeys(SPARSE, "moe:read_moe"),
+    **dict.fromkeys(WRAPPED, "multimodal:read_wrapper"),
     "dbrx": "moe:read_dbrx",
     "llama4_text": "moe_mixed:read_llama4",
     "mimo_v2_flash": "moe_mixed:read_mimo_v2",
@@ -49,3 +60,18 @@ UNSUPPORTED: dict[str, str] = {
     "rwkv7": "the generalised delta rule of RWKV-7",
 }
 """model_type -> the feature that is missing, for families that are known and not modelled."""
+
+
+def reader_of(kind: str, nested: bool = False) -> Callable[..., Any]:
+    """The reader of a model_type: (config, storage, name) -> Model.
+
+    ``nested``: the text model's keys stand in a section of their own, whatever the model_type at the top says.
+    Raises UnsupportedModel naming the family or the feature.
+    """
+    if kind in UNSUPPORTED:
+        raise UnsupportedModel(f"{kind}: {UNSUPPORTED[kind]} is not supported yet")
+    if kind not in READERS and not nested:
+        raise UnsupportedModel(f"{kind}: this model family is not supported.{suggest(kind, READERS)}")
+    module, function = ("multimodal:read_wrapper" if nested else READERS[kind]).split(":")
+    reader: Callable[..., Any] = getattr(importlib.import_module(f"roofline.configs.{module}"), function)
+    return reader

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -10,10 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from roofline.configs.config import Config
-from roofline.configs.families import READERS, UNSUPPORTED
+from roofline.configs.config import WIDTH, Config
+from roofline.configs.families import reader_of
 from roofline.configs.storage import read_storage
-from roofline.errors import InputError, UnsupportedModel, suggest
+from roofline.errors import InputError, suggest
 from roofline.model import Model
 
 CATALOG = Path(__file__).parent.parent / "catalog"
@@ -77,13 +76,9 @@ def read_config(data: Mapping[str, Any], name: str) -> Model:
     kind = config.text("model_type")
     if not kind:
         raise InputError("config: model_type is missing; it says which architecture the other keys describe")
-    if kind in UNSUPPORTED:
-        raise UnsupportedModel(f"{kind}: {UNSUPPORTED[kind]} is not supported yet")
-    if kind not in READERS:
-        raise UnsupportedModel(f"{kind}: this model family is not supported.{suggest(kind, READERS)}")
-    module, function = READERS[kind].split(":")
-    reader = getattr(importlib.import_module(f"roofline.configs.{module}"), function)
-    model: Model = reader(config, read_storage(config), name)
+    text = config.section("text_config") if isinstance(config.get("text_config"), Mapping) else None
+    nested = text is not None and not any(key in config for key in WIDTH)
+    model: Model = reader_of(kind, nested)(config, read_storage(config, text), name)
     return model
 
 

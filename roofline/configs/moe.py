@@ -56,6 +56,7 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(Style()),
     "qwen2_moe": Family(Style(qkv_bias="qkv_bias"), shared_gate=True, defaults={"qkv_bias": True}),
     "qwen3_moe": Family(replace(LLAMA, qk_norm="head")),
+    "qwen3_vl_moe_text": Family(replace(LLAMA, qk_norm="head")),
     "olmoe": Family(replace(LLAMA, qk_norm="full")),
     "flex_olmo": Family(replace(LLAMA, qk_norm="full", norms="post")),
     "phimoe": Family(replace(LLAMA, norm="layer", head_bias="lm_head_bias")),

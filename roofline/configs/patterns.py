@@ -67,7 +67,7 @@ def _chunked(config: Config, layers: int) -> list[Mask]:
 
 def rotary_layers(config: Config, layers: int, interval: int = 4) -> list[bool]:
     """Which layers rotate: ``no_rope_layers`` (1 rotates, 0 does not), else all but every ``no_rope_layer_interval``-th."""
-    flags = config.per_layer("no_rope_layers", layers)
+    flags = config.per_layer("no_rope_layers", layers) if config.items("no_rope_layers") else None
     if flags:
         return [bool(flag) for flag in flags[:layers]]
     still = every(config.size_or(interval, "no_rope_layer_interval"))
