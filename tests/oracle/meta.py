@@ -20,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-WINDOWED = ("sliding_attention", "chunked_attention")
+WINDOWED = ("sliding_attention", "chunked_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+"""Layers whose mask covers a window; DeepSeek-V4's compressed ones add the columns of their entries themselves."""
 NO_POSITIONS = ("bloom", "mpt", "opt")
 """Families whose forward takes no position_ids."""
 

@@ -7,6 +7,7 @@ masked pairs, is added explicitly. Every size differs from every other, so that 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,9 +19,6 @@ from roofline.components.sparse import IndexScores
 from roofline.configs.load import load_model
 from roofline.model import Layer, Model
 from roofline.work import Work
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.oracle
 
@@ -44,22 +42,10 @@ COMPRESSED = {
 WORKS = [Work(3, 11, 0, all_logits=True), Work(3, 1, 17, all_logits=True), Work(2, 9, 13, all_logits=True)]
 
 
-def counted(config: dict[str, Any], work: Work) -> int:
+def counted(meta: ModuleType, config: dict[str, Any], work: Work) -> int:
     """FLOPs of one step of the transformers class, counted on the meta device."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    settings = transformers.AutoConfig.for_model(**config)
-    settings._attn_implementation = "eager"
-    settings._experts_implementation = "batched_mm"
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(settings).eval()
-        cache = transformers.DynamicCache(config=settings)
-        with torch.no_grad():
-            if work.S:
-                model(input_ids=torch.zeros(work.B, work.S, dtype=torch.long), cache=cache, use_cache=True)
-            with FlopCounterMode(display=False) as counter:
-                model(input_ids=torch.zeros(work.B, work.T, dtype=torch.long), cache=cache, use_cache=True)
-    return counter.get_total_flops()
+    count: int = meta.count_flops(meta.build(**config), work.B, work.T, work.S)
+    return count
 
 
 def in_form(model: Model, form: str) -> Model:
@@ -79,26 +65,26 @@ def masked(work: Work) -> int:
 @pytest.mark.parametrize("work", WORKS, ids=["prefill", "decode", "chunk"])
 @pytest.mark.parametrize("rank", [26, None], ids=["low-rank-query", "full-query"])
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
-def test_expanded_latent_attention_is_what_transformers_computes(family: str, rank: int | None, work: Work) -> None:
+def test_expanded_latents_are_what_transformers_computes(meta: ModuleType, family: str, rank: int | None, work: Work) -> None:
     config = {**LATENT, "model_type": family, "q_lora_rank": rank}
     flops = in_form(load_model(config), "expanded").cost(work).matrix_flops
     per_pair = 2 * 5 * (14 + 4 + 12)
-    assert counted(config, work) == flops + 3 * per_pair * masked(work)
+    assert counted(meta, config, work) == flops + 3 * per_pair * masked(work)
 
 
 @pytest.mark.parametrize("work", WORKS, ids=["prefill", "decode", "chunk"])
 @pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
-def test_sparse_attention_is_what_transformers_computes_under_a_mask(family: str, work: Work) -> None:
+def test_sparse_attention_is_what_transformers_computes_under_a_mask(meta: ModuleType, family: str, work: Work) -> None:
     """transformers scores in fp32 and sums the heads by a matmul, which costs 2 FLOP per head and pair more."""
     config = {**INDEXED, "model_type": family}
     flops = in_form(load_model(config), "expanded").cost(work).matrix_flops
     rectangle = work.B * work.T * (work.S + work.T)
     extra = 2 * 5 * (14 + 4 + 12) * masked(work) + 2 * 7 * 10 * masked(work) + 2 * 7 * rectangle
-    assert counted(config, work) == flops + 3 * extra
+    assert counted(meta, config, work) == flops + 3 * extra
 
 
 @pytest.mark.parametrize("work", [*WORKS, Work(3, 1, 39, all_logits=True), Work(1, 27, 0, all_logits=True)])
-def test_compressed_attention_is_what_transformers_computes_under_a_mask(work: Work) -> None:
+def test_compressed_attention_is_what_transformers_computes_under_a_mask(meta: ModuleType, work: Work) -> None:
     """transformers selects by a mask as well, and mixes the residual streams by a matmul (n^2 D per site)."""
     model = load_model(COMPRESSED)
     extra = 3 * 2 * (2 * 4 * 4 * 40) * work.tokens
@@ -113,11 +99,12 @@ def test_compressed_attention_is_what_transformers_computes_under_a_mask(work: W
                 if isinstance(part, IndexScores):
                     seen = part.reach.entries(work.S + work.T)
                     extra += 2 * 7 * 10 * work.B * (work.T * seen - part.reach.pairs(work.T, work.S))
-    assert counted(COMPRESSED, work) == model.cost(work).matrix_flops + extra
+    assert counted(meta, COMPRESSED, work) == model.cost(work).matrix_flops + extra
 
 
 def test_the_absorbed_order_equals_a_hand_written_one() -> None:
     """Per layer: queries into the latent space, scores and sums over latents, values out of it."""
+    torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
     block = load_model({**LATENT, "model_type": "deepseek_v3"}).layers[0].blocks[1]
