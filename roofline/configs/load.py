@@ -11,7 +11,7 @@ from typing import Any
 
 from roofline.configs.config import WIDTH, Config
 from roofline.configs.families import reader_of
-from roofline.configs.storage import read_storage
+from roofline.configs.storage import Storage, base_format
 from roofline.errors import InputError, suggest
 from roofline.model import Model
 
@@ -66,6 +66,23 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         raise InputError(f"model: {path} holds a JSON {type(data).__name__}, not an object")
     return data
+
+
+def read_storage(config: Config, inner: Config | None = None) -> Storage:
+    """The storage that a config describes; ``inner`` is the text section where the dtype stands there.
+
+    ``quantization_config`` (or ``quantization``, the key of hf_quant_config.json) may stand in either section.
+    Raises UnsupportedModel for a quantisation method that is not modelled, InputError for a malformed section.
+    """
+    source = inner if inner is not None and ("torch_dtype" in inner or "dtype" in inner) else config
+    base = base_format(source)
+    for holder in (config, inner):
+        for key in ("quantization_config", "quantization"):
+            if holder is not None and holder.get(key):
+                from roofline.configs.quantization import read_quantization
+
+                return read_quantization(holder.section(key), base)
+    return Storage(base)
 
 
 def read_config(data: Mapping[str, Any], name: str) -> Model:

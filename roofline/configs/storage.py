@@ -138,20 +138,3 @@ def base_format(config: Config) -> Format:
     if not isinstance(name, str) or name not in DTYPES:
         raise InputError(f"config: {config.where}torch_dtype {name!r:.40} is not one of {', '.join(sorted(set(DTYPES)))}")
     return FORMATS[DTYPES[name]]
-
-
-def read_storage(config: Config, inner: Config | None = None) -> Storage:
-    """The storage that a config describes; ``inner`` is the text section where the dtype stands there.
-
-    ``quantization_config`` (or ``quantization``, the key of hf_quant_config.json) may stand in either section.
-    Raises UnsupportedModel for a quantisation method that is not modelled, InputError for a malformed section.
-    """
-    source = inner if inner is not None and ("torch_dtype" in inner or "dtype" in inner) else config
-    base = base_format(source)
-    for holder in (config, inner):
-        for key in ("quantization_config", "quantization"):
-            if holder is not None and holder.get(key):
-                from roofline.configs.quantization import read_quantization
-
-                return read_quantization(holder.section(key), base)
-    return Storage(base)
