@@ -84,3 +84,23 @@ class Elementwise(Component):
             {"activations": self.activation.bytes(self.writes * work.tokens)},
             1,
         )
+
+
+@dataclass(frozen=True)
+class Learned(Component):
+    """A few learned elements that a neighbouring kernel reads on the way: scalars of an activation, a layer's scale.
+
+    Stored and read once per step; no launch and no FLOPs of its own.
+    """
+
+    kind: ClassVar[str] = "learned"
+
+    elements: Any
+    weight: Format = BF16
+    name: str = "learned"
+
+    def cost(self, work: Batch) -> Cost:
+        return Cost({}, {"weights": self.weight.bytes(self.elements)})
+
+    def params(self) -> Params:
+        return {self.weight: self.elements}

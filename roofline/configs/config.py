@@ -18,7 +18,15 @@ KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "m
 FEED_FORWARD = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
 VOCABULARY = ("vocab_size", "padded_vocab_size")
 ROTARY_PARTS = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rope_percent", "rotary_emb_fraction")
-CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length", "model_max_length")
+CONTEXT = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "seq_length",
+    "max_seq_len",
+    "max_sequence_length",
+    "model_max_length",
+)
 
 
 class Config:
@@ -185,7 +193,14 @@ class Config:
     @property
     def feed_forward(self) -> int:
         """F: width of the feed-forward layer."""
-        return self.size(*FEED_FORWARD)
+        return self.agreed_size(*FEED_FORWARD)
+
+    def feed_forward_or(self, default: int | None) -> int:
+        """F, with the width that a family's code takes where the config says none (noted); None for no such width."""
+        if default is None or self.optional_size(*FEED_FORWARD) is not None:
+            return self.feed_forward
+        self.assume(f"{self.where}{FEED_FORWARD[0]} = {default} (not in the config: the family's default)")
+        return default
 
     @property
     def vocabulary(self) -> int:

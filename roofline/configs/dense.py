@@ -1,87 +1,31 @@
-"""Dense decoders: one style per family, one builder for all.
+"""Dense decoders: one style per family (``styles``), one builder for all.
 
-A style says what a family's code fixes and its config does not: which norms, which biases, which feed-forward. Whatever
-the config itself states decides. Sources: the modelling files of transformers 5.24 (``models/<family>``); every style is
-checked against parameter counts of those classes on the meta device.
+A style says what a family's code fixes and its config does not; the builder reads the rest from the config's own keys.
+Every style is checked against parameter counts of the classes of transformers 5.24 on the meta device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from roofline.components.attention import AttentionBlock
 from roofline.components.base import Component
 from roofline.components.feedforward import MLP
 from roofline.components.linear import Embedding, Linear
 from roofline.components.mixing import Norm, layer_norm, rms_norm
-from roofline.configs.config import Config
-from roofline.configs.patterns import masks_of, rotary_layers
+from roofline.configs.config import KV_HEADS, Config
+from roofline.configs.guard import left_out, refuse_unread
+from roofline.configs.patterns import FULL, Mask, masks_of, rotary_layers
 from roofline.configs.storage import Storage
+from roofline.configs.styles import STYLES, Style, resolve
+from roofline.errors import InputError
 from roofline.model import Layer, Model
 
-
-@dataclass(frozen=True)
-class Style:
-    """What a family's code fixes.
-
-    A field that names a config key ("attention_bias") reads that flag, with ``False`` where it is missing.
-
-    Attributes:
-        norm: "rms", "layer" (weight and bias), "layer-no-bias", "none" (no parameters).
-        norms: "pre" (before mixer and feed-forward), "post" (after both), "sandwich" (both), "parallel" (one norm, mixer
-            and feed-forward side by side), "parallel-two".
-        qkv_bias, o_bias, mlp_bias, head_bias: biases: True, False or a config key.
-        gated: three-matrix feed-forward.
-        qk_norm: as in AttentionBlock.
-        tied: whether head and embedding share weights where the config does not say.
-        positions: config key of a learned position table, "" for none.
-        position_offset: extra rows of that table.
-        rotary: whether heads are rotated; "windowed" for those of sliding-window layers only.
-        final_norm: a norm before the head.
-        period: layers from one full-attention layer to the next where the code alternates, None where it does not.
-    """
-
-    norm: str = "rms"
-    norms: str = "pre"
-    qkv_bias: bool | str = False
-    o_bias: bool | str = False
-    mlp_bias: bool | str = False
-    head_bias: bool | str = False
-    gated: bool = True
-    qk_norm: str = ""
-    tied: bool = False
-    positions: str = ""
-    position_offset: int = 0
-    rotary: bool | str = True
-    final_norm: bool = True
-    period: int | None = None
-
-
-STYLES: dict[str, Style] = {
-    "llama": Style(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
-    "mistral": Style(),
-    "qwen2": Style(qkv_bias=True),
-    "qwen3": Style(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head"),
-    "qwen3_vl_text": Style(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head"),
-    "ministral3": Style(),
-    "smollm3": Style(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", tied=True),
-    "gemma2": Style(norms="sandwich", qkv_bias="attention_bias", o_bias="attention_bias", tied=True, period=2),
-    "gemma3_text": Style(
-        norms="sandwich", qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head", tied=True, period=6
-    ),
-    "vaultgemma": Style(qkv_bias="attention_bias", o_bias="attention_bias", tied=True, period=2),
-    "cohere2": Style(
-        norm="layer-no-bias", norms="parallel", qkv_bias="attention_bias", o_bias="attention_bias", tied=True,
-        rotary="windowed", period=4,
-    ),
-    "olmo3": Style(norms="post", qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="full", period=4),
-    "exaone4": Style(norms="post", qk_norm="head", rotary="windowed", period=4),
-}  # fmt: skip
-
-
-def resolve(value: bool | str, config: Config) -> bool:
-    """A style field: itself, or the flag of the config key it names."""
-    return config.flag(value, False) if isinstance(value, str) else value
+__all__ = [
+    "STYLES", "Style", "assemble", "attention_of", "build", "formats_of", "layer_of", "make_norm", "mixers_of", "mlp_of",
+    "read_dense", "resolve",
+]  # fmt: skip
 
 
 def make_norm(kind: str, width: int, storage: Storage, name: str, *, residual: bool = True) -> Norm:
@@ -104,34 +48,61 @@ def formats_of(storage: Storage, prefix: str, projections: dict[str, str]) -> di
     }
 
 
-QKVO = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
-GATE_UP_DOWN = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+def stored_as(storage: Storage, prefix: str, names: tuple[str, ...]) -> tuple[object, ...]:
+    """What tells the storage of one layer's block from another's: equal keys, equal blocks."""
+    return () if storage.plain else tuple(storage.linear(prefix + name) for name in names)
 
 
-def attention_of(config: Config, style: Style, storage: Storage, prefix: str) -> AttentionBlock:
-    """The attention block of one layer, from the config's standard keys."""
-    return AttentionBlock(
-        D=config.width,
-        N=config.heads,
-        K=config.kv_heads,
-        H=config.head_dim,
-        qkv_bias=resolve(style.qkv_bias, config),
-        o_bias=resolve(style.o_bias, config),
-        qk_norm=style.qk_norm,
-        rotary=config.rotary if style.rotary else 0,
-        kv=storage.base,
-        **formats_of(storage, prefix, QKVO),  # type: ignore[arg-type]
-    )
+def kv_heads_of(config: Config, style: Style) -> int:
+    """K: from the config, else what the style says a missing key means."""
+    if style.kv_heads == "all":
+        found = config.optional_size(*KV_HEADS)
+        if found not in (None, config.heads):
+            raise InputError(f"config: {config.where}num_key_value_heads {found} in a family that has one for each query head")
+        return config.heads
+    if isinstance(style.kv_heads, int) and config.optional_size(*KV_HEADS) is None and config.heads % style.kv_heads == 0:
+        config.assume(f"{config.where}num_key_value_heads = {style.kv_heads} (not in the config: the family's default)")
+        return style.kv_heads
+    return config.kv_heads
+
+
+def head_dim_of(config: Config, style: Style) -> int:
+    """H: from the config, else the family's default, else D / N."""
+    if style.head_dim is not None and config.optional_size("head_dim", "kv_channels") is None:
+        config.assume(f"{config.where}head_dim = {style.head_dim} (not in the config: the family's default)")
+        return style.head_dim
+    return config.head_dim
+
+
+def attention_of(config: Config, style: Style, storage: Storage, prefix: str, **changes: Any) -> AttentionBlock:
+    """The attention block of one layer, from the config's standard keys; ``changes`` are fields that stand otherwise."""
+    head_dim = changes.get("H") or head_dim_of(config, style)
+    fields: dict[str, Any] = {
+        "D": config.width,
+        "N": config.heads,
+        "K": changes.get("K") or kv_heads_of(config, style),
+        "H": head_dim,
+        "qkv_bias": resolve(style.qkv_bias, config),
+        "o_bias": resolve(style.o_bias, config),
+        "qk_norm": style.qk_norm if resolve(style.qk_norm_if, config) else "",
+        "qk_norm_bias": style.qk_norm_bias,
+        "rotary": config.rotary_of(head_dim, style.rotary_part) if style.rotary else 0,
+        "kv": storage.kv,
+        **formats_of(storage, prefix, dict(zip("qkvo", style.modules.qkvo, strict=True))),
+    }
+    return AttentionBlock(**{**fields, **changes})
 
 
 def mlp_of(config: Config, style: Style, storage: Storage, prefix: str, width: int | None = None) -> MLP:
     """The dense feed-forward block of one layer."""
+    if width is None:
+        width = config.feed_forward_or(style.widening * config.width if style.widening else None)
     return MLP(
         D=config.width,
-        F=config.feed_forward if width is None else width,
+        F=width,
         gated=style.gated,
         bias=resolve(style.mlp_bias, config),
-        **formats_of(storage, prefix, GATE_UP_DOWN),  # type: ignore[arg-type]
+        **formats_of(storage, prefix, dict(zip(("gate", "up", "down"), style.modules.gate_up_down, strict=True))),  # type: ignore[arg-type]
     )
 
 
@@ -161,13 +132,16 @@ def assemble(config: Config, style: Style, storage: Storage, layers: tuple[Layer
     tied = config.flag("tie_word_embeddings", style.tied)
     if "tie_word_embeddings" not in config:
         config.assume(f"tie_word_embeddings = {str(tied).lower()} (not in the config)")
+    embedding: tuple[Component, ...] = (Embedding(vocabulary, width, positions, storage.base, storage.base),)
+    if style.embedding_norm:
+        embedding = (*embedding, make_norm(style.norm, width, storage, "embedding_norm", residual=False))
     head = Linear(
-        width, vocabulary, resolve(style.head_bias, config), storage.linear("lm_head"), storage.base,
+        width, vocabulary, resolve(style.head_bias, config), storage.linear(style.modules.head), storage.base,
         rows="logit_rows", tied=tied, name="head",
     )  # fmt: skip
     return Model(
         name=name,
-        embedding=(Embedding(vocabulary, width, positions, storage.base, storage.base),),
+        embedding=embedding,
         layers=layers,
         final=(make_norm(style.norm, width, storage, "final_norm"),) if style.final_norm else (),
         head=(head,),
@@ -177,27 +151,70 @@ def assemble(config: Config, style: Style, storage: Storage, layers: tuple[Layer
     )
 
 
-def mixers_of(config: Config, style: Style, storage: Storage, prefix: str = "model.layers.") -> list[AttentionBlock]:
-    """The attention blocks of all layers, with the masks and rotations of the config's pattern."""
+def patterns_of(config: Config, style: Style) -> list[tuple[Mask, bool]]:
+    """(mask, whether it rotates) of every layer."""
     count = config.layers
     masks = masks_of(config, count, style.period)
-    rotates = [True] * count
-    if "no_rope_layers" in config or "no_rope_layer_interval" in config:
-        rotates = rotary_layers(config, count)
+    rotates = [bool(style.rotary)] * count
+    if style.still or "no_rope_layers" in config or "no_rope_layer_interval" in config:
+        rotates = rotary_layers(config, count, style.still or 4)
     elif style.rotary == "windowed" and any(mask == "window" for mask, _ in masks):
         rotates = [mask == "window" for mask, _ in masks]
+    if style.still and "layer_types" not in config:
+        masks = [FULL if rotated else mask for mask, rotated in zip(masks, rotates, strict=True)]
+    return list(zip(masks, rotates, strict=True))
+
+
+def mixers_of(config: Config, style: Style, storage: Storage, prefix: str | None = None, **changes: Any) -> list[AttentionBlock]:
+    """The attention blocks of all layers, with the masks and rotations of the config's pattern; equal ones are one."""
+    prefix = style.modules.layers if prefix is None else prefix
+    built: dict[object, AttentionBlock] = {}
     blocks = []
-    for index, ((mask, size), rotated) in enumerate(zip(masks, rotates, strict=True)):
-        block = attention_of(config, style, storage, f"{prefix}{index}.self_attn.")
-        blocks.append(replace(block, mask=mask, size=size, rotary=block.rotary if rotated else 0))
+    for index, ((mask, size), rotated) in enumerate(patterns_of(config, style)):
+        at = f"{prefix}{index}.{style.modules.attention}"
+        key = (mask, size, rotated, stored_as(storage, at, style.modules.qkvo))
+        if key not in built:
+            still = {} if rotated else {"rotary": 0}
+            built[key] = attention_of(config, style, storage, at, **{"mask": mask, "size": size, **still, **changes})
+        blocks.append(built[key])
     return blocks
 
 
+def mlps_of(config: Config, style: Style, storage: Storage, width: int | None = None) -> list[MLP]:
+    """The feed-forward blocks of all layers; equal ones are one."""
+    built: dict[object, MLP] = {}
+    blocks = []
+    for index in range(config.layers):
+        at = f"{style.modules.layers}{index}.{style.modules.mlp}"
+        key = stored_as(storage, at, style.modules.gate_up_down)
+        if key not in built:
+            built[key] = mlp_of(config, style, storage, at, width)
+        blocks.append(built[key])
+    return blocks
+
+
+def build(config: Config, style: Style, storage: Storage, name: str, *, width: int | None = None, **changes: Any) -> Model:
+    """A Model in a style; ``changes`` are fields of every attention block, ``width`` is F, that stand otherwise."""
+    layers: dict[tuple[int, int], Layer] = {}
+    order = []
+    mixers = mixers_of(config, style, storage, **changes)
+    for mixer, feed_forward in zip(mixers, mlps_of(config, style, storage, width), strict=True):
+        key = (id(mixer), id(feed_forward))
+        if key not in layers:
+            layers[key] = layer_of(style.norm, style.norms, mixer, feed_forward, config.width, storage)
+        order.append(layers[key])
+    return assemble(config, style, storage, tuple(order), name)
+
+
 def read_dense(config: Config, storage: Storage, name: str) -> Model:
-    """A dense decoder in the style of its model_type."""
-    style = STYLES[config.text("model_type")]
-    layers = []
-    for index, mixer in enumerate(mixers_of(config, style, storage)):
-        feed_forward = mlp_of(config, style, storage, f"model.layers.{index}.mlp.")
-        layers.append(layer_of(style.norm, style.norms, mixer, feed_forward, config.width, storage))
-    return assemble(config, style, storage, tuple(layers), name)
+    """A dense decoder in the style of its model_type.
+
+    Raises UnsupportedModel where the config switches on a feature that the family's style does not read.
+    """
+    from roofline.configs.irregular import ADJUST
+
+    family = config.text("model_type")
+    style = STYLES[family]
+    refuse_unread(config, family, style.keys, windows=style.windows)
+    model = ADJUST[family](config, style, storage, name) if family in ADJUST else build(config, style, storage, name)
+    return replace(model, assumes=tuple(config.assumes), not_modelled=left_out(config))
