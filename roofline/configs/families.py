@@ -43,6 +43,8 @@ READERS: dict[str, str] = {
     **dict.fromkeys(SPARSE, "moe:read_moe"),
     **dict.fromkeys(WRAPPED, "multimodal:read_wrapper"),
     "dbrx": "moe:read_dbrx",
+    "gemma3n_text": "gemma:read_gemma3n",
+    "gemma4_text": "gemma:read_gemma4",
     "llama4_text": "moe_mixed:read_llama4",
     "mimo_v2_flash": "moe_mixed:read_mimo_v2",
     "step3p5": "moe_mixed:read_step",
