@@ -15,7 +15,7 @@ from roofline.components.latent import LatentAttention, layout_bytes
 from roofline.components.mla import MLA, Expand
 from roofline.configs.load import load_model
 from roofline.cost import Cost
-from roofline.errors import InputError
+from roofline.errors import InputError, UnsupportedModel
 from roofline.formats import BF16, FP8
 from roofline.symbols import symbols
 from roofline.work import Ragged, Work, decode, prefill
@@ -190,6 +190,11 @@ def test_missing_query_rank_is_not_guessed() -> None:
     with pytest.raises(InputError, match="q_lora_rank is missing"):
         load_model(config(q_lora_rank="absent"))
     assert load_model(config(q_lora_rank=None)).params != load_model(config()).params
+
+
+def test_unknown_kind_of_feed_forward_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModel, match="mlp_layer_types has 'hash_moe'"):
+        load_model(config(mlp_layer_types=["dense", "hash_moe", "sparse", "sparse"]))
 
 
 def test_prediction_layers_are_named_as_left_out() -> None:

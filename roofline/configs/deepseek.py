@@ -114,6 +114,9 @@ def moe_of(config: Config, storage: Storage, prefix: str) -> MoE:
 def sparse_layers(config: Config, layers: int) -> list[bool]:
     """Whether the feed-forward of each layer is routed: mlp_layer_types, else all from first_k_dense_replace on."""
     types = config.per_layer("mlp_layer_types", layers)
+    for found in types or []:
+        if found not in ("dense", "sparse"):
+            raise UnsupportedModel(f"config: {config.where}mlp_layer_types has {found!r:.40}; dense and sparse are supported")
     if types is not None:
         return [found == "sparse" for found in types[:layers]]
     if "n_routed_experts" not in config and "num_experts" not in config:
