@@ -24,6 +24,8 @@ WINDOWED = ("sliding_attention", "chunked_attention", "compressed_sparse_attenti
 """Layers whose mask covers a window; DeepSeek-V4's compressed ones add the columns of their entries themselves."""
 NO_POSITIONS = ("bloom", "mpt", "opt")
 """Families whose forward takes no position_ids."""
+FLAT_MASK = ("bloom", "opt")
+"""Families that derive positions from the mask, which must then name tokens."""
 
 
 def read_config(config: Mapping[str, Any]) -> Any:
@@ -53,11 +55,13 @@ def parameters(model: PreTrainedModel) -> int:
 
 
 def masks(model: PreTrainedModel, batch: int, new: int, cached: int) -> Any:
-    """A 4-D additive mask, or one for each layer type where the family tells them apart.
+    """A 4-D additive mask (a flat one for a few old families), or one for each layer type where the family tells them apart.
 
     The cache of a windowed layer keeps the last W - 1 tokens, so that its mask has fewer columns.
     """
     config = model.config.get_text_config()
+    if config.model_type in FLAT_MASK:
+        return torch.ones(batch, cached + new, dtype=torch.long, device="meta")
 
     def mask(keys: int) -> torch.Tensor:
         return torch.zeros(batch, 1, new, keys + new, dtype=torch.bfloat16, device="meta")
