@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
             return _internal(error)
         return _missing(error)
     except OSError as error:
-        return _fail(BAD_INPUT, f"{error.filename or 'a file'}: {error.strerror or error}")
+        return _fail(BAD_INPUT, f"{error.strerror or error}: {error.filename or 'a file'}")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except Exception as error:

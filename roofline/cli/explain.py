@@ -8,7 +8,8 @@ import typer
 
 from roofline.cli import sweeps
 from roofline.cli.bundles import bundled
-from roofline.cli.options import EDIT_OPTIONS, Chosen, Gpu, Model, Source, accelerators
+from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
+from roofline.cli.options import Gpu, Model, Source, accelerators
 from roofline.cli.output import OUTPUT, Cells, Output
 from roofline.errors import InputError, suggest
 

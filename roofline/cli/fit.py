@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.cli import sweeps
 from roofline.cli.bundles import bundled
+from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
 from roofline.cli.options import (
-    EDIT_OPTIONS,
     Batch,
     Check,
-    Chosen,
     Context,
     Fraction,
     Gpu,

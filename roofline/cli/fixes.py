@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from roofline.cli.options import EDITS, Chosen
+from roofline.cli.edit_options import EDITS, Chosen
 from roofline.cli.points import Point, Question, Variant, variants
 from roofline.cli.verdict import largest_batch, largest_context
 from roofline.errors import RooflineError

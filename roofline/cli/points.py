@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from roofline.accelerator import Accelerator
-from roofline.cli.options import Chosen
+from roofline.cli.edit_options import Chosen
 from roofline.errors import InputError
 from roofline.formats import BF16, Format
 from roofline.inference import Deployment, Generation, Step

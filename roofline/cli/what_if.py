@@ -8,12 +8,11 @@ import typer
 
 from roofline.cli import sweeps
 from roofline.cli.bundles import bundled
+from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
 from roofline.cli.options import (
-    EDIT_OPTIONS,
     SWEEP,
     Batch,
     Check,
-    Chosen,
     Context,
     Convention,
     Fraction,
