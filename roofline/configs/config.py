@@ -196,11 +196,8 @@ class Config:
         return self.agreed_size(*FEED_FORWARD)
 
     def feed_forward_or(self, default: int | None) -> int:
-        """F, with the width that a family's code takes where the config says none (noted); None for no such width."""
-        if default is None or self.optional_size(*FEED_FORWARD) is not None:
-            return self.feed_forward
-        self.assume(f"{self.where}{FEED_FORWARD[0]} = {default} (not in the config: the family's default)")
-        return default
+        """F, or the width that a family's code takes where the config says none; None for no such width."""
+        return self.feed_forward if default is None or self.optional_size(*FEED_FORWARD) is not None else default
 
     @property
     def vocabulary(self) -> int:
