@@ -180,7 +180,7 @@ class AttentionBlock(Block):
 
     Attributes:
         D: width of the residual stream. N, K, H, value_dim, mask, size, kv, sinks: as in ``Attention``.
-        qkv_bias, o_bias: biases of the projections.
+        qkv_bias, o_bias: biases of the projections; k_bias False leaves the keys' out (Whisper).
         qk_norm: "" for none, "head" (one norm of width H for queries, one for keys), "full" (over all heads), "bare"
             (per head without weights, Llama 4).
         qk_norm_flops: elementwise FLOPs of that norm per element; qk_norm_bias: it has a shift as well.
@@ -189,6 +189,7 @@ class AttentionBlock(Block):
             projection of its own (Step 3.7).
         shares_kv: keys and values are those of an earlier layer (CLA): no key-value projections, no state of its own.
         v_norm: the values are normalised as well, without weights (Gemma 4). k_is_v: values are the key projection.
+        caches: False in an encoder: keys and values are read as projected, nothing is kept.
         fused: FlashAttention, or the unfused baseline.
         weight: storage of the projections; overrides: ((projection, format), ...) for "q", "k", "v", "o" that differ.
     """
@@ -202,6 +203,7 @@ class AttentionBlock(Block):
     size: Any = None
     qkv_bias: bool = False
     o_bias: bool = False
+    k_bias: bool = True
     qk_norm: str = ""
     qk_norm_bias: bool = False
     rotary: Any = 0
@@ -211,6 +213,7 @@ class AttentionBlock(Block):
     shares_kv: bool = False
     v_norm: bool = False
     k_is_v: bool = False
+    caches: bool = True
     fused: bool = True
     kv: Format = BF16
     weight: Format = BF16
@@ -225,11 +228,13 @@ class AttentionBlock(Block):
         kernel = Attention if self.fused else UnfusedAttention
         parts: list[Component] = [*self._projections(value_dim)]
         parts += self._norms(value_dim)
-        parts.append(CacheWrite(**heads, rotary=self.rotary, writes=not self.shares_kv, kv=self.kv, activation=self.activation))
+        keeps = self.caches and not self.shares_kv
+        if self.caches:
+            parts.append(CacheWrite(**heads, rotary=self.rotary, writes=keeps, kv=self.kv, activation=self.activation))
         parts.append(
             kernel(
                 **heads, mask=self.mask, size=self.size, kv=self.kv, activation=self.activation, sinks=self.sinks,
-                cached=not self.shares_kv,
+                cached=keeps,
             )
         )  # fmt: skip
         width = self.N * value_dim
@@ -253,10 +258,11 @@ class AttentionBlock(Block):
             if not self.k_is_v:
                 widths["v"] = self.K * value_dim
         formats = {dict(self.overrides).get(part, self.weight) for part in widths}
-        if len(formats) == 1:
+        if len(formats) == 1 and (self.k_bias or not self.qkv_bias):
             fused = self._linear("".join(widths), self.D, sum(widths.values()), self.qkv_bias)
             return [fused]
-        return [self._linear(part, self.D, width, self.qkv_bias) for part, width in widths.items()]
+        biases = {"q": self.qkv_bias, "k": self.qkv_bias and self.k_bias, "v": self.qkv_bias}
+        return [self._linear(part, self.D, width, biases[part]) for part, width in widths.items()]
 
     def _norms(self, value_dim: Any) -> list[Norm]:
         keys_here = 0 if self.shares_kv else self.K

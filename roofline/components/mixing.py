@@ -104,3 +104,29 @@ class Learned(Component):
 
     def params(self) -> Params:
         return {self.weight: self.elements}
+
+
+@dataclass(frozen=True)
+class Scale(Component):
+    """The product of ``elements`` per token with learned factors, one kernel.
+
+    Attributes:
+        elements: elements scaled per token. weights: learned factors: one each, or a single gate for all.
+    """
+
+    kind: ClassVar[str] = "scale"
+
+    elements: Any
+    weights: Any
+    weight: Format = BF16
+    activation: Format = BF16
+    name: str = "scale"
+
+    def cost(self, work: Batch) -> Cost:
+        elements = self.elements * work.tokens
+        moved = self.activation.bytes(elements)
+        read = {"weights": self.weight.bytes(self.weights), "activations": moved}
+        return Cost({"vector": elements}, read, {"activations": moved}, 1)
+
+    def params(self) -> Params:
+        return {self.weight: self.weights}

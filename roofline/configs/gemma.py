@@ -14,7 +14,7 @@ from roofline.components.attention import AttentionBlock
 from roofline.components.base import Component
 from roofline.components.feedforward import MLP
 from roofline.components.linear import Linear
-from roofline.components.mixing import Elementwise, Norm, rms_norm
+from roofline.components.mixing import Elementwise, Norm, Scale, rms_norm
 from roofline.configs.config import Config
 from roofline.configs.dense import Style, assemble, attention_of, mlp_of
 from roofline.configs.moe import Family, moe_of, one_size
@@ -138,7 +138,7 @@ def read_gemma3n(config: Config, storage: Storage, name: str) -> Model:
                     AltUpPredict(streams, D, base, base), _norm(config, storage), LowRankResidual(D, rank, base, base), mixer,
                     _norm(config, storage, residual=True), _norm(config, storage), feed_forward,
                     _norm(config, storage, residual=True), AltUpCorrect(streams, D, base, base),
-                    Norm(D, D, 1, weight=base, activation=base, name="altup.scale"),
+                    Scale(D, D, base, base, name="altup.scale"),
                     _layer_input(config, storage, part, prefix),
                 )
             )
