@@ -1,12 +1,7 @@
-"""The entries of the formula book: which components stand for a name, with letters for dimensions.
-
-Each entry builds the very components that models are made of; a formula is only another reading of them.
-"""
+"""Entries of the dense transformer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from roofline.components.attention import Attention, AttentionBlock, UnfusedAttention
@@ -14,30 +9,8 @@ from roofline.components.base import Component
 from roofline.components.feedforward import MLP
 from roofline.components.linear import Embedding, Linear
 from roofline.components.mixing import rms_norm
-from roofline.formats import Format
+from roofline.formula_book.entry import LECTURE, Build, Entry, Formats
 from roofline.symbols import symbols
-
-Formats = dict[str, Format]
-Build = Callable[[Formats], list[tuple[Any, Component]]]
-Steps = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One entry: what it is, how it is built, which limits of its intensity tell something.
-
-    Attributes:
-        title: one line. source: where the formula comes from.
-        exact: builds (count, component) pairs from open formats.
-        lecture: the same under the lecture's convention, None where it makes no difference.
-        limits: each a chain of (letter, target) steps; target "oo", a number or another letter.
-    """
-
-    title: str
-    source: str
-    exact: Build
-    lecture: Build | None = None
-    limits: tuple[Steps, ...] = ()
 
 
 def _linear(formats: Formats) -> list[tuple[Any, Component]]:
@@ -88,10 +61,9 @@ def _dense_model(formats: Formats) -> list[tuple[Any, Component]]:
     return [*_embedding(formats), *((L * times, part) for times, part in layer), (1, norm), *_head(formats)]
 
 
-LECTURE = "CS336 (Stanford) lecture 10, inference; scaling book, inference chapter"
 FLASH = "Dao et al. 2022, arXiv 2205.14135"
 
-BOOK: dict[str, Entry] = {
+ENTRIES: dict[str, Entry] = {
     "linear": Entry("one dense matmul", LECTURE, _linear, limits=((("F", "oo"), ("D", "oo")),)),
     "mlp": Entry(
         "gated feed-forward: gate and up fused with the activation, then down",
