@@ -99,6 +99,7 @@ def test_a_bad_file_is_named_with_what_is_wrong(
 def test_a_directory_and_an_absent_file_are_no_models(complaint: Complaint, tmp_path: Path) -> None:
     assert "without a config.json" in complaint("what-if", tmp_path, "--gpu", "h100-sxm")
     assert "cannot be read" in complaint("what-if", tmp_path / "absent.json", "--gpu", "h100-sxm")
+    assert "two lines.json" in complaint("what-if", "two\nlines.json", "--gpu", "h100-sxm")
     long = complaint("what-if", "a" * 5000, "--gpu", "h100-sxm")
     assert "File name too long" in long
     assert len(long) < 1000
