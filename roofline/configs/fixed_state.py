@@ -18,7 +18,7 @@ from roofline.configs.dense import Style, assemble, attention_of, formats_of, la
 from roofline.configs.mamba import experts_of
 from roofline.configs.recurrent import ATTENTION, RECURRENT, layer_kinds, overrides_of, partial_rotary
 from roofline.configs.storage import Storage
-from roofline.errors import InputError
+from roofline.errors import InputError, UnsupportedModel
 from roofline.model import Model
 
 GRIFFIN = Style(qkv_bias="attention_bias", o_bias=True, mlp_bias=True, tied=True)
@@ -129,8 +129,8 @@ def read_minimax(config: Config, storage: Storage, name: str) -> Model:
     if kinds is None:
         config.assume("layer_types: attention and lightning attention in turn (not in the config)")
         kinds = [RECURRENT if index % 2 else ATTENTION for index in range(count)]
-    if config.optional_size("shared_intermediate_size", least=0):
-        raise InputError(f"config: {config.where}shared_intermediate_size is not 0; shared experts are not part of this family")
+    if config.get("shared_intermediate_size", 0) not in (0, [0]):
+        raise UnsupportedModel(f"config: {config.where}shared_intermediate_size is not 0; shared experts are not supported here")
     layers = []
     for index, kind in enumerate(kinds):
         prefix = f"model.layers.{index}."

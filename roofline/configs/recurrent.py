@@ -85,7 +85,7 @@ def rank_of(config: Config, *keys: str) -> int:
 
 def expanded(config: Config) -> int:
     """Width of a mixer that is a multiple of the residual stream's."""
-    return config.size_or(2, "expand", "mamba_expand") * config.width
+    return config.size_or(2, "expand", "mamba_expand", "expansion_factor") * config.width
 
 
 def mamba_of(config: Config, storage: Storage, prefix: str, inner: int, inner_norms: str = "") -> MambaBlock:
@@ -106,7 +106,24 @@ def mamba_of(config: Config, storage: Storage, prefix: str, inner: int, inner_no
 
 
 HEADS = ("mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads")
-HEAD_DIM = ("mamba_head_dim", "mamba_d_head", "mamba_headdim", "head_dim")
+HEAD_DIM = ("mamba_head_dim", "mamba_d_head", "mamba_headdim")
+
+
+def mamba_heads(config: Config, inner: int | None) -> tuple[int, int]:
+    """(heads, width of a head) of a Mamba-2 mixer; one of them follows from the other where the mixer's width is known."""
+    heads = config.optional_size(*HEADS)
+    named = [key for key in HEAD_DIM if config.get(key) != "auto"]
+    if HEADS[-1] in config:
+        named.append("head_dim")
+    head_dim = config.optional_size(*named)
+    if inner is not None:
+        heads = inner // head_dim if heads is None and head_dim is not None else heads
+        head_dim = inner // heads if head_dim is None and heads is not None else head_dim
+    if heads is None or head_dim is None:
+        raise InputError(f"config: {config.where}{HEADS[0] if heads is None else HEAD_DIM[0]} is missing; it cannot be guessed")
+    if inner is not None and heads * head_dim != inner:
+        raise InputError(f"config: {config.where}{heads} Mamba heads of {head_dim} do not make the mixer's width of {inner}")
+    return heads, head_dim
 
 
 def mamba2_of(config: Config, storage: Storage, prefix: str, inner: int | None, *, normed: bool = True) -> Mamba2Block:
@@ -116,16 +133,7 @@ def mamba2_of(config: Config, storage: Storage, prefix: str, inner: int | None, 
         inner: width of the mixer, which heads times their dimension must make; None where they alone define it.
         normed: whether a gated norm follows the scan.
     """
-    heads = config.size(*HEADS)
-    head_dim = config.optional_size(*(key for key in HEAD_DIM if config.get(key) != "auto" and key != "head_dim"))
-    if head_dim is None and HEADS[-1] in config:
-        head_dim = config.optional_size("head_dim")
-    if head_dim is None:
-        if inner is None:
-            raise InputError(f"config: {config.where}mamba_head_dim is missing; it cannot be guessed")
-        head_dim = inner // heads
-    if inner is not None and heads * head_dim != inner:
-        raise InputError(f"config: {config.where}{heads} Mamba heads of {head_dim} do not make the mixer's width of {inner}")
+    heads, head_dim = mamba_heads(config, inner)
     bias = config.flag("use_bias", config.flag("mamba_proj_bias", config.flag("add_bias_linear", False)))
     return Mamba2Block(
         D=config.width,
@@ -133,7 +141,7 @@ def mamba2_of(config: Config, storage: Storage, prefix: str, inner: int | None, 
         head_dim=head_dim,
         J=config.size("ssm_state_size", "state_size", "mamba_d_state"),
         groups=config.size("n_groups", "mamba_n_groups", "mamba_ngroups"),
-        width=config.size("conv_kernel", "mamba_d_conv"),
+        width=config.size("conv_kernel", "mamba_d_conv", "conv_dimension"),
         conv_bias=config.flag("use_conv_bias", config.flag("mamba_conv_bias", True)),
         in_bias=bias,
         out_bias=config.flag("projectors_bias", bias),

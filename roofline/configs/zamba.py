@@ -23,7 +23,7 @@ from roofline.model import Layer, Model
 
 def transformer_of(config: Config, storage: Storage, prefix: str, owns: bool) -> tuple[Component, ...]:
     """The shared transformer block as one layer runs it; ``owns``: whether the shared weights are stored here."""
-    width, base, rank = config.width, storage.base, config.size("adapter_rank")
+    width, base, rank = config.width, storage.base, config.size("adapter_rank", "lora_rank")
     wide, heads = 2 * width, config.heads
     kv_heads = config.size_or(heads, "num_key_value_heads", note=False)
     if wide % heads:
@@ -39,7 +39,7 @@ def transformer_of(config: Config, storage: Storage, prefix: str, owns: bool) ->
         return component if owns else Shared(component)
 
     adapters: list[Component] = []
-    if config.flag("use_shared_attention_adapter", False):
+    if config.flag("use_shared_attention_adapter", config.flag("use_shared_attention_lora", False)):
         for part in "qkv":
             name = f"self_attn.linear_{part}_adapter_list"
             adapters += [linear(name, wide, rank), linear(name, rank, wide)]
