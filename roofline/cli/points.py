@@ -210,6 +210,8 @@ class Question:
         """One point; a context of None is the longest that input and output lead to."""
         length = (prompt or 0) + (output or 0) if context is None else context
         source = source_length(variant.model, self.source)
+        if output is not None and variant.model.encoder is not None:
+            raise InputError("osl: whole generations of encoder-decoders are not modelled; leave out --osl")
         if variant.cached:
             step = deployment.decode(batch, length, source=source)
         else:
