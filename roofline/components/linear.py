@@ -26,7 +26,7 @@ class Linear(Component):
         stored: elements written per row where the kernel's epilogue reduces the outputs (a fused gate), else None.
         epilogue: elementwise FLOPs per stored element.
         rows: which rows it runs on: "tokens", or "logit_rows" for the head.
-        tied: the weights are another component's (a head tied to the embedding): read here, stored there.
+        tied: the weights are another component's (a head tied to the embedding): read here, stored there, the bias apart.
     """
 
     kind: ClassVar[str] = "linear"
@@ -64,9 +64,7 @@ class Linear(Component):
         return Cost(operations, {"weights": weights, "activations": read * rows}, {"activations": written * rows}, 1)
 
     def params(self) -> Params:
-        if self.tied:
-            return {}
-        params: Params = {self.weight: self.inputs * self.outputs}
+        params: Params = {} if self.tied else {self.weight: self.inputs * self.outputs}
         if self.bias:
             params[self.activation] = params.get(self.activation, 0) + self.outputs
         return params

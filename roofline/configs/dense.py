@@ -15,7 +15,6 @@ from roofline.components.feedforward import MLP
 from roofline.components.linear import Embedding, Linear
 from roofline.components.mixing import Norm, layer_norm, rms_norm
 from roofline.configs.config import KV_HEADS, Config
-from roofline.configs.guard import left_out, refuse_unread
 from roofline.configs.patterns import FULL, Mask, masks_of, rotary_layers
 from roofline.configs.storage import Storage
 from roofline.configs.styles import STYLES, Style, resolve
@@ -24,7 +23,7 @@ from roofline.model import Layer, Model
 
 __all__ = [
     "STYLES", "Style", "assemble", "attention_of", "build", "formats_of", "layer_of", "make_norm", "mixers_of", "mlp_of",
-    "read_dense", "resolve",
+    "resolve",
 ]  # fmt: skip
 
 
@@ -204,17 +203,3 @@ def build(config: Config, style: Style, storage: Storage, name: str, *, width: i
             layers[key] = layer_of(style.norm, style.norms, mixer, feed_forward, config.width, storage)
         order.append(layers[key])
     return assemble(config, style, storage, tuple(order), name)
-
-
-def read_dense(config: Config, storage: Storage, name: str) -> Model:
-    """A dense decoder in the style of its model_type.
-
-    Raises UnsupportedModel where the config switches on a feature that the family's style does not read.
-    """
-    from roofline.configs.irregular import ADJUST
-
-    family = config.text("model_type")
-    style = STYLES[family]
-    refuse_unread(config, family, style.keys, windows=style.windows)
-    model = ADJUST[family](config, style, storage, name) if family in ADJUST else build(config, style, storage, name)
-    return replace(model, assumes=tuple(config.assumes), not_modelled=left_out(config))

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from roofline.configs.dense import STYLES
+from roofline.configs.styles import STYLES
 from roofline.errors import UnsupportedModel, suggest
 
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")
@@ -38,7 +38,7 @@ WRAPPED = (
 )  # fmt: skip
 
 READERS: dict[str, str] = {
-    **dict.fromkeys(STYLES, "dense:read_dense"),
+    **dict.fromkeys(STYLES, "decoder:read_dense"),
     **dict.fromkeys(LATENT, "deepseek:read_latent"),
     **dict.fromkeys(SPARSE, "moe:read_moe"),
     **dict.fromkeys(WRAPPED, "multimodal:read_wrapper"),

@@ -15,6 +15,7 @@ from roofline.components.linear import Embedding, Linear
 from roofline.components.mixing import Learned
 from roofline.configs.config import KV_HEADS, Config
 from roofline.configs.dense import build
+from roofline.configs.nas import read_nas
 from roofline.configs.storage import Storage
 from roofline.configs.styles import Style
 from roofline.errors import InputError, UnsupportedModel
@@ -164,12 +165,6 @@ def read_apertus(config: Config, style: Style, storage: Storage, name: str) -> M
     return replace(model, layers=tuple(layers[id(layer)] for layer in model.layers))
 
 
-def _deferred(config: Config, style: Style, storage: Storage, name: str) -> Model:
-    from roofline.configs.nas import read_nas
-
-    return read_nas(config, style, storage, name)
-
-
 ADJUST: dict[str, Callable[[Config, Style, Storage, str], Model]] = {
     "apertus": read_apertus,
     "baichuan": read_baichuan,
@@ -179,7 +174,7 @@ ADJUST: dict[str, Callable[[Config, Style, Storage, str], Model]] = {
     "gpt_neo": read_neo,
     "gpt_neox": read_neox,
     "mpt": read_mpt,
-    "nemotron-nas": _deferred,
+    "nemotron-nas": read_nas,
     "opt": read_opt,
     "qwen": read_qwen,
     "stablelm": read_stablelm,
