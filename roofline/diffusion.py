@@ -161,7 +161,7 @@ def break_even_tokens_per_step(deployment: Deployment, batch: Any, context: Any,
     """Tokens that a step over a block must finish to be as fast as decoding one token at a time, both at the bound.
 
     ``time(B, T = block, S) / time(B, T = 1, S)``: about 1 while weights and cache dominate (any step that finishes two
-    tokens wins), up to ``block`` once the matmuls are compute-bound. Reads as a formula for symbols in one regime.
+    tokens wins), about ``block`` once the matmuls are compute-bound. Reads as a formula for symbols in one regime.
     """
     denoiser = bidirectional_model(deployment.model)
     step = time(denoiser.cost(Work(batch, block, context, all_logits=True)), deployment.accelerator)

@@ -13,7 +13,7 @@ from roofline.errors import InputError, suggest
 from roofline.formats import Format
 from roofline.formula_book import BOOK, Entry
 from roofline.model import Model
-from roofline.numeric import _for
+from roofline.numeric import as_taken_by
 from roofline.symbols import ALPHABET, symbol, symbols
 from roofline.work import Work
 
@@ -22,7 +22,7 @@ def _expression(value: Any) -> Any:
     """A plain number or Fraction as sympy takes it."""
     import sympy
 
-    return sympy.sympify(_for(sympy, value))
+    return sympy.sympify(as_taken_by(sympy, value))
 
 
 @dataclass(frozen=True)
@@ -280,9 +280,11 @@ def markdown() -> str:
     """The whole book as Markdown, for ``docs/formulas.md``."""
     letters = "\n".join(f"| {x.name} | {x.meaning} | {x.unit} |" for x in ALPHABET.values())
     head = (
-        "# The formulas\n\nGenerated from the code by `python docs/generate_formulas.py`; do not edit. One multiply-add is 2 FLOP; causal "
-        "attention counts the causal half. `w` and `s` are the bytes of a stored weight and of a cached element; "
-        f"activations take 2 bytes.\n\n| letter | meaning | unit |\n|---|---|---|\n{letters}\n"
+        "# The formulas\n\n"
+        "Generated from the code by `python docs/generate_formulas.py`; do not edit.\n"
+        "One multiply-add is 2 FLOP; causal attention counts the causal half. `w` and `s` are the bytes of a stored weight and of a\n"
+        "cached element; activations take 2 bytes.\n\n"
+        f"| letter | meaning | unit |\n|---|---|---|\n{letters}\n"
     )
     return head + "\n".join(_section(formula(name)) for name in names())
 

@@ -52,7 +52,7 @@ def reading(*operands: Any) -> ModuleType | None:
     return found
 
 
-def _for(module: ModuleType, value: Any) -> Any:
+def as_taken_by(module: ModuleType, value: Any) -> Any:
     """A plain number as the module takes it: sympy wants a Rational, an array a float."""
     if isinstance(value, Fraction):
         return module.Rational(value.numerator, value.denominator) if module.__name__ == "sympy" else float(value)
@@ -74,8 +74,8 @@ def maximum(a: Any, b: Any) -> Any:
     if module is None:
         return a if a > b else b
     if module.__name__ == "sympy":
-        return module.Max(_for(module, a), _for(module, b))
-    return module.maximum(_for(module, a), _for(module, b))
+        return module.Max(as_taken_by(module, a), as_taken_by(module, b))
+    return module.maximum(as_taken_by(module, a), as_taken_by(module, b))
 
 
 def minimum(a: Any, b: Any) -> Any:
@@ -86,8 +86,8 @@ def minimum(a: Any, b: Any) -> Any:
     if module is None:
         return a if a < b else b
     if module.__name__ == "sympy":
-        return module.Min(_for(module, a), _for(module, b))
-    return module.minimum(_for(module, a), _for(module, b))
+        return module.Min(as_taken_by(module, a), as_taken_by(module, b))
+    return module.minimum(as_taken_by(module, a), as_taken_by(module, b))
 
 
 def floor_div(a: Any, b: Any) -> Any:
@@ -95,7 +95,7 @@ def floor_div(a: Any, b: Any) -> Any:
     module = reading(a, b)
     if module is None:
         return a // b
-    return module.floor(_for(module, a) / _for(module, b))
+    return module.floor(as_taken_by(module, a) / as_taken_by(module, b))
 
 
 def ceil_div(a: Any, b: Any) -> Any:
@@ -104,8 +104,8 @@ def ceil_div(a: Any, b: Any) -> Any:
     if module is None:
         return -(-a // b)
     if module.__name__ == "sympy":
-        return module.ceiling(_for(module, a) / _for(module, b))
-    return module.ceil(_for(module, a) / _for(module, b))
+        return module.ceiling(as_taken_by(module, a) / as_taken_by(module, b))
+    return module.ceil(as_taken_by(module, a) / as_taken_by(module, b))
 
 
 def half(x: Any) -> Any:
@@ -119,7 +119,7 @@ def ratio(a: Any, b: Any) -> Any:
     """a / b: exact for ints and Fractions (an int where whole), true division elsewhere."""
     module = reading(a, b)
     if module is not None:
-        return _for(module, a) / _for(module, b)
+        return as_taken_by(module, a) / as_taken_by(module, b)
     if isinstance(a, float) or isinstance(b, float):
         return a / b
     return whole(Fraction(a) / b)
@@ -131,7 +131,7 @@ def scale(x: Any, factor: Any) -> Any:
         return x * factor
     module = reading(x, factor)
     if module is not None:
-        return _for(module, x) * _for(module, factor)
+        return as_taken_by(module, x) * as_taken_by(module, factor)
     return whole(x * factor)
 
 
@@ -144,9 +144,9 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
         return yes if condition else no
     numpy, sympy = sys.modules.get("numpy"), sys.modules.get("sympy")
     if numpy is not None and isinstance(condition, (numpy.ndarray, numpy.bool_)):
-        return numpy.where(condition, _for(numpy, yes), _for(numpy, no))
+        return numpy.where(condition, as_taken_by(numpy, yes), as_taken_by(numpy, no))
     if sympy is not None and isinstance(condition, sympy.Basic):
-        return sympy.Piecewise((_for(sympy, yes), condition), (_for(sympy, no), True))
+        return sympy.Piecewise((as_taken_by(sympy, yes), condition), (as_taken_by(sympy, no), True))
     raise TypeError(f"{type(condition).__name__} is not a condition")
 
 
@@ -174,7 +174,7 @@ def at_least_once(probability: Any, trials: Any) -> Any:
             return probability
         return -math.expm1(float(trials) * math.log1p(-float(probability)))
     if module.__name__ == "sympy":
-        return 1 - (1 - _for(module, probability)) ** trials
+        return 1 - (1 - as_taken_by(module, probability)) ** trials
     if isinstance(probability, PLAIN) and probability == 1:
         return 1
-    return -module.expm1(trials * module.log1p(-_for(module, probability)))
+    return -module.expm1(trials * module.log1p(-as_taken_by(module, probability)))
