@@ -127,7 +127,11 @@ def test_the_lecture_convention_covers_decode_steps_only():
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
-    [({"convention": "other"}, "convention"), ({"memory_fraction": Fraction(0)}, "memory fraction"), ({"memory_fraction": 2}, "fraction")],
+    [
+        ({"convention": "other"}, "convention"),
+        ({"memory_fraction": Fraction(0)}, "memory fraction"),
+        ({"memory_fraction": 2}, "fraction"),
+    ],
 )
 def test_bad_deployments_name_the_field(options, complaint):
     with pytest.raises(InputError, match=complaint):

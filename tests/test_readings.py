@@ -24,7 +24,6 @@ from roofline.numeric import (
     half,
     is_exact,
     maximum,
-    minimum,
     ratio,
     reading,
     scale,

@@ -16,7 +16,9 @@ V5E = load_accelerator("tpu-v5e")
 def slice_of(accelerator, chips):
     """Several chips as one: every rate times their number, as the book counts a slice."""
     compute = {unit: replace(rate, value=chips * rate.value) for unit, rate in accelerator.compute.items()}
-    return replace(accelerator, compute=compute, bandwidth=replace(accelerator.bandwidth, value=chips * accelerator.bandwidth.value))
+    return replace(
+        accelerator, compute=compute, bandwidth=replace(accelerator.bandwidth, value=chips * accelerator.bandwidth.value)
+    )
 
 
 def step_s(accelerator, batch, kv_bytes, parameters, weight_bytes, unit="bf16"):

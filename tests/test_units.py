@@ -71,7 +71,7 @@ def test_bad_quantities_name_the_field(text):
 
 
 def test_a_unit_of_another_dimension_is_refused():
-    with pytest.raises(InputError, match="bandwidth.*flop/s"):
+    with pytest.raises(InputError, match=r"bandwidth.*flop/s"):
         to_base(1, "TFLOP/s", "bytes/s", "bandwidth")
 
 
