@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -17,6 +18,8 @@ from roofline.model import Model
 
 CATALOG = Path(__file__).parent.parent / "catalog"
 LARGEST_FILE = 16 * 2**20
+NAME = re.compile(r"[a-z0-9][a-z0-9._+-]{0,99}")
+PATH_LIKE = ("/", "./", "../", "~")
 
 
 def normalise(name: str) -> str:
@@ -26,7 +29,7 @@ def normalise(name: str) -> str:
     'llama-3.1-8b'
     """
     key = name.strip().split("/")[-1].lower()
-    return key.removeprefix("meta-").removesuffix("-instruct").removesuffix("-hf")
+    return key.removeprefix("meta-").removesuffix("-hf").removesuffix("-instruct")
 
 
 def model_names() -> list[str]:
@@ -37,17 +40,37 @@ def model_names() -> list[str]:
 def read_catalog(name: str) -> dict[str, Any]:
     """The catalogue entry of a normalised name: full_name, source and config. Raises KeyError for an unknown one."""
     path = CATALOG / f"{name}.toml"
-    if "/" in name or not path.is_file():
+    if not NAME.fullmatch(name) or not path.is_file():
         raise KeyError(name)
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; a key that stands there twice with different values has no meaning."""
+    data: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in data and data[key] != value:
+            raise InputError(f"config: {key:.60} stands twice with different values, {data[key]!r:.40} and {value!r:.40}")
+        data[key] = value
+    return data
+
+
+def _with_storage(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """The config with the ``hf_quant_config.json`` beside it, where ModelOpt put the quantisation there."""
+    beside = path.with_name(path.name.removesuffix("config.json") + "hf_quant_config.json")
+    if "quantization_config" in data or not path.name.endswith("config.json") or not beside.is_file():
+        return data
+    return {**data, "quantization": _read_json(beside).get("quantization")}
+
+
 def _read_json(path: Path) -> Mapping[str, Any]:
-    if path.is_dir():
-        path = path / "config.json"
-        if not path.is_file():
-            raise InputError(f"model: {path.parent} is a directory without a config.json; give the file itself")
     try:
+        if path.name == "config.json" and path.parent.is_dir() and not path.is_file():
+            raise InputError(f"model: {path.parent} is a directory without a config.json; give the file itself")
+        if path.is_dir():
+            raise InputError(f"model: {path} is a directory; give the config.json in it")
+        if path.exists() and not path.is_file():
+            raise InputError(f"model: {path} is not a regular file; give the config.json of the model")
         size = path.stat().st_size
         if size > LARGEST_FILE:
             raise InputError(f"model: {path} has {size} bytes; a config.json has a few thousand: is it the right file?")
@@ -59,7 +82,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     if not text.strip():
         raise InputError(f"model: {path} is empty")
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_unambiguous)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InputError(f"model: {path} is not valid JSON ({reason})") from None
@@ -124,7 +147,16 @@ def load_model(source: str | Path | Mapping[str, Any]) -> Model:
     if isinstance(source, Mapping):
         return read_config(source, str(source.get("_name_or_path") or source.get("model_type") or "config"))
     path = Path(source)
-    if isinstance(source, Path) or path.suffix == ".json" or path.is_dir() or (path.is_file() and path.suffix != ""):
+    try:
+        folder, file = path.is_dir(), path.is_file()
+    except OSError as error:
+        raise InputError(f"model: {str(source)!r:.60} cannot be read ({error.strerror})") from None
+    if folder and isinstance(source, str) and NAME.fullmatch(normalise(source)) and not (path / "config.json").is_file():
+        folder = not (CATALOG / f"{normalise(source)}.toml").is_file()
+    if isinstance(source, Path) or path.suffix == ".json" or folder or (file and path.suffix != ""):
+        path = path / "config.json" if folder else path
         stem = path.parent.name if path.name == "config.json" else path.stem
-        return read_config(_read_json(path), stem or path.stem)
-    return _load_named(source)
+        return read_config(_with_storage(_read_json(path), path), stem or path.stem)
+    if str(source).startswith(PATH_LIKE):
+        raise InputError(f"model: there is no file {str(source)!r:.200}; give a catalogue name or the path of a config.json")
+    return _load_named(str(source))

@@ -94,6 +94,12 @@ def heads_of(path: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
+def tails_of(path: str) -> list[str]:
+    """The ends of a module path: "a.b.c", "b.c", "c"."""
+    parts = path.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
+
+
 class Names:
     """Which modules a list of a config names.
 
@@ -102,7 +108,8 @@ class Names:
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
-        self.plain: set[str] = set()
+        self.words: set[str] = set()
+        self.paths: set[str] = set()
         globs, regexes = [], []
         for entry in entries:
             if entry.startswith("re:"):
@@ -110,7 +117,8 @@ class Names:
             elif any(letter in entry for letter in "*?["):
                 globs.append(fnmatch.translate(canonical(entry)))
             else:
-                self.plain.add(canonical(entry.strip(".")))
+                short = canonical(entry.strip("."))
+                (self.paths if "." in short else self.words).add(short)
         try:
             self.glob = re.compile("|".join(globs)) if globs else None
             self.regexes = [re.compile(regex) for regex in regexes]
@@ -119,13 +127,18 @@ class Names:
 
     def __contains__(self, path: str) -> bool:
         short = canonical(path)
-        for module in heads_of(short):
-            if self.glob is not None and self.glob.match(module):
-                return True
-            parts = module.split(".")
-            if any(".".join(parts[start:]) in self.plain for start in range(len(parts))):
-                return True
-        spellings = {path, short, f"language_model.{short}", short.replace("model.", "model.language_model.", 1)}
+        parts = short.split(".")
+        if not self.words.isdisjoint(parts):
+            return True
+        if self.paths or self.glob is not None:
+            for module in heads_of(short):
+                if self.glob is not None and self.glob.match(module):
+                    return True
+                if module in self.paths or any(tail in self.paths for tail in tails_of(module)):
+                    return True
+        if not self.regexes:
+            return False
+        spellings = (path, short, f"language_model.{short}", short.replace("model.", "model.language_model.", 1))
         return any(regex.match(spelling) for regex in self.regexes for spelling in spellings)
 
 
