@@ -131,8 +131,9 @@ CASES = {
     ),
     "minimax": Case(
         {
-            "model_type": "minimax", "hidden_size": 44, "intermediate_size": 58, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "num_hidden_layers": 3, "head_dim": 12, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "model_type": "minimax", "hidden_size": 44, "intermediate_size": 58, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "num_hidden_layers": 3, "head_dim": 12,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "num_local_experts": 5, "num_experts_per_tok": 3, "block_size": 8,
         },
         2, 0, lambda work: lightning_scan(work, 4, 12, 8), 2 * 4 * 2 * 12,
