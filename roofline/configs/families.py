@@ -27,7 +27,8 @@ FIXED_STATE = {
     "delta:read_olmo_hybrid": ("olmo_hybrid",),
     "kimi:read_kimi_linear": ("kimi_linear",),
     "fixed_state:read_recurrent_gemma": ("recurrent_gemma",),
-    "fixed_state:read_rwkv": ("rwkv",),
+    "rwkv:read_rwkv": ("rwkv",),
+    "rwkv:read_rwkv7": ("rwkv7",),
     "fixed_state:read_lfm2": ("lfm2", "lfm2_moe"),
     "fixed_state:read_minimax": ("minimax", "minimax_text_01", "minimax_m1"),
 }
@@ -63,7 +64,6 @@ UNSUPPORTED: dict[str, str] = {
     "xlstm": "the mLSTM mixer",
     "rwkv5": "the matrix-valued recurrence of RWKV-5",
     "rwkv6": "the matrix-valued recurrence of RWKV-6",
-    "rwkv7": "the generalised delta rule of RWKV-7",
 }
 """model_type -> the feature that is missing, for families that are known and not modelled."""
 

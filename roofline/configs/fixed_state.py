@@ -1,4 +1,4 @@
-"""Further families of fixed state: RecurrentGemma, RWKV-4, LFM2 (dense and with experts), MiniMax-01.
+"""Further families of fixed state: RecurrentGemma, LFM2 (dense and with experts), MiniMax-01.
 
 Sources: the modelling files of transformers 5.24 (``models/<family>``), MiniMax-01 also its published configuration;
 counts are checked against those classes on the meta device.
@@ -10,9 +10,7 @@ from dataclasses import replace
 
 from roofline.components.base import Component
 from roofline.components.linear_attention import GriffinBlock, LightningBlock, ShortConvBlock
-from roofline.components.mixing import layer_norm
 from roofline.components.moe import MoE
-from roofline.components.rwkv import ChannelMix, TimeMix
 from roofline.configs.config import Config
 from roofline.configs.dense import Style, assemble, attention_of, formats_of, layer_of, mlp_of
 from roofline.configs.mamba import experts_of
@@ -50,24 +48,6 @@ def read_recurrent_gemma(config: Config, storage: Storage, name: str) -> Model:
         feed_forward = mlp_of(config, GRIFFIN, storage, f"{prefix}mlp_block.", config.feed_forward // 2)
         layers.append(layer_of("rms", "pre", mixer, feed_forward, config.width, storage))
     return assemble(config, GRIFFIN, storage, tuple(layers), name)
-
-
-def read_rwkv(config: Config, storage: Storage, name: str) -> Model:
-    """RWKV-4: LayerNorms with biases, one more behind the embedding."""
-    D = config.width
-    width = config.size_or(D, "attention_hidden_size", note=False)
-    F = config.size_or(4 * D, "intermediate_size", note=False)
-    layers = []
-    for index in range(config.layers):
-        prefix = f"rwkv.blocks.{index}."
-        mixes = {part: part for part in ("key", "value", "receptance", "output")}
-        time = TimeMix(D, width, activation=storage.base, **overrides_of(storage, f"{prefix}attention.", mixes))  # type: ignore[arg-type]
-        del mixes["output"]
-        channel = ChannelMix(D, F, activation=storage.base, **overrides_of(storage, f"{prefix}feed_forward.", mixes))  # type: ignore[arg-type]
-        layers.append(layer_of("layer", "pre", time, channel, D, storage))
-    model = assemble(config, Style(norm="layer"), storage, tuple(layers), name)
-    first = layer_norm(D, name="pre_norm", weight=storage.base, activation=storage.base)
-    return replace(model, embedding=(*model.embedding, first))
 
 
 def adjusted_width(config: Config) -> int:
