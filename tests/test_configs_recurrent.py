@@ -73,9 +73,11 @@ PARAMETERS = {
     "qwen3.5-122b-a10b": (122_111_526_912, 9_771_288_576),
     "qwen3.5-397b-a17b": (396_346_350_336, 17_349_040_896),
     "rwkv-4-7b": (7_392_649_216, 7_392_649_216),
+    "rwkv-7-1.5b": (1_527_404_544, 1_527_404_544),
+    "rwkv-7-2.9b": (2_947_735_040, 2_947_735_040),
     "lfm2-1.2b": (1_170_340_608, 1_170_340_608),
 }
-"""Total parameters, and those that one token meets, input embedding included."""
+"""Total parameters, and those that one token meets, input embedding included; RWKV-7 as its paper counts (2503.14456)."""
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -295,6 +297,8 @@ def changed(base: dict[str, Any], **keys: Any) -> dict[str, Any]:
         (changed(KIMI, mlp_layer_types=["dense"]), "mlp_layer_types has 1 entries for 27 layers"),
         (changed(read_catalog("recurrentgemma-2b")["config"], block_types=[]), "block_types is missing"),
         (changed(read_catalog("zamba2-7b")["config"], hybrid_layer_ids="absent"), "layers_block_type is missing"),
+        (changed(read_catalog("rwkv-7-1.5b")["config"], head_dim=60), "head_dim 60 does not divide"),
+        (changed(read_catalog("rwkv-7-1.5b")["config"], a_low_rank_dim="absent"), "a_low_rank_dim"),
         (changed(read_catalog("zamba2-7b")["config"], num_attention_heads=33), "does not divide twice the hidden_size"),
     ],
 )
@@ -311,7 +315,9 @@ def test_a_bad_config_is_refused_with_the_key_that_is_wrong(config: dict[str, An
         (changed(read_catalog("lfm2-1.2b")["config"], layer_types=["retention"] * 16), "'retention' layers"),
         (changed(read_catalog("minimax-text-01")["config"], shared_intermediate_size=8), "shared_intermediate_size"),
         ({"model_type": "xlstm"}, "mLSTM"),
-        ({"model_type": "rwkv7"}, "RWKV-7"),
+        ({"model_type": "rwkv6"}, "RWKV-6"),
+        (changed(read_catalog("rwkv-7-1.5b")["config"], attn={"layers": [3]}), "attention layers between"),
+        (changed(read_catalog("rwkv-7-1.5b")["config"], value_dim=[4096] * 24), "value_dim"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(config: dict[str, Any], message: str) -> None:

@@ -15,6 +15,7 @@ from roofline.components.linear_attention import BlockDiagonal, GriffinBlock, Li
 from roofline.components.mamba import LinearScan, Mamba2Block, MambaBlock, SelectiveScan
 from roofline.components.recurrent import CausalConv, projections
 from roofline.components.rwkv import WKV, ChannelMix, TimeMix, TokenShift
+from roofline.components.rwkv7 import ChannelMix7, GeneralisedDeltaRule, Ranks, TimeMix7
 from roofline.components.shared import Shared
 from roofline.formats import BF16, FP32, format_named
 from roofline.work import Ragged, Work
@@ -118,6 +119,23 @@ def delta_loop(count: Count, heads: int, key_dim: int, value_dim: int, by_channe
                 out = out + state * count.number()
 
 
+def generalised_loop(count: Count, heads: int, dim: int) -> None:
+    for _ in range(TOKENS * heads):
+        decays = [count.number().exp() for _ in range(dim)]
+        for _ in range(dim):
+            row = [count.number() for _ in range(dim)]
+            recalled = count.number(0.0)
+            for state in row:
+                recalled = recalled + state * count.number()
+            value = count.number()
+            row = [decay * state for decay, state in zip(decays, row, strict=True)]
+            row = [state - recalled * count.number() for state in row]
+            row = [state + value * count.number() for state in row]
+            out = count.number(0.0)
+            for state in row:
+                out = out + state * count.number()
+
+
 def wkv_loop(count: Count, width: int) -> None:
     for _ in range(TOKENS * width):
         key, value, bonus, decay, largest, numerator, denominator = (count.number() for _ in range(7))
@@ -154,6 +172,7 @@ def shift_loop(count: Count, D: int, mixes: int) -> None:
         (LinearScan(Heads(3, 4, 5, 1)), lambda c: scan_loop(c, 3, 4, 5)),
         (DeltaRule(Heads(6, 4, 5, 2)), lambda c: delta_loop(c, 6, 4, 5, False)),
         (DeltaRule(Heads(6, 4, 5, 6), decays=4), lambda c: delta_loop(c, 6, 4, 5, True)),
+        (GeneralisedDeltaRule(Heads(6, 5, 5, 6)), lambda c: generalised_loop(c, 6, 5)),
         (WKV(9), lambda c: wkv_loop(c, 9)),
         (LinearUnit(9), lambda c: unit_loop(c, 9)),
         (TokenShift(9, 3), lambda c: shift_loop(c, 9, 3)),
@@ -306,6 +325,8 @@ BLOCKS = {
     "griffin": GriffinBlock(D=32, width=64, heads=4),
     "time_mix": TimeMix(D=32, width=32),
     "channel_mix": ChannelMix(D=32, F=64),
+    "time_mix7": TimeMix7(D=32, head_dim=8, ranks=Ranks(3, 5, 6, 7)),
+    "channel_mix7": ChannelMix7(D=32, F=64),
 }
 CHUNKED = ("mamba2", "gated_delta_net", "kimi", "lightning")
 
