@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from roofline.configs.styles import STYLES
+from roofline.configs.unsupported import UNSUPPORTED
 from roofline.errors import UnsupportedModel, suggest
 
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")
@@ -59,14 +60,6 @@ READERS: dict[str, str] = {
 }
 """model_type -> "module:function" under ``roofline.configs``; the module is imported when its family is met."""
 
-UNSUPPORTED: dict[str, str] = {
-    "zamba": "a Mamba mixer of several heads (n_mamba_heads)",
-    "xlstm": "the mLSTM mixer",
-    "rwkv5": "the matrix-valued recurrence of RWKV-5",
-    "rwkv6": "the matrix-valued recurrence of RWKV-6",
-}
-"""model_type -> the feature that is missing, for families that are known and not modelled."""
-
 
 def reader_of(kind: str, nested: bool = False) -> Callable[..., Any]:
     """The reader of a model_type: (config, storage, name) -> Model.
@@ -74,7 +67,7 @@ def reader_of(kind: str, nested: bool = False) -> Callable[..., Any]:
     ``nested``: the text model's keys stand in a section of their own, whatever the model_type at the top says.
     Raises UnsupportedModel naming the family or the feature.
     """
-    if kind in UNSUPPORTED:
+    if kind in UNSUPPORTED and kind not in READERS and not nested:
         raise UnsupportedModel(f"{kind}: {UNSUPPORTED[kind]} is not supported yet")
     if kind not in READERS and not nested:
         raise UnsupportedModel(f"{kind}: this model family is not supported.{suggest(kind, READERS)}")

@@ -72,6 +72,20 @@ def read_bigcode(config: Config, style: Style, storage: Storage, name: str) -> M
     return build(config, style, storage, name, K=1 if config.flag("multi_query", True) else config.heads)
 
 
+def read_cwm(config: Config, style: Style, storage: Storage, name: str) -> Model:
+    """Code World Model: every fourth layer from the first on sees everything where layer_types does not say."""
+    if "layer_types" not in config:
+        kinds = ["sliding_attention" if index % 4 else "full_attention" for index in range(config.layers)]
+        config.assume(f"{config.where}layer_types = full attention in every 4th layer, from the first on (the family's default)")
+        config = amended(config, layer_types=kinds)
+    return build(config, style, storage, name)
+
+
+def read_hyperclovax(config: Config, style: Style, storage: Storage, name: str) -> Model:
+    """HyperCLOVA X: norms behind both halves as well, unless use_post_norm is false."""
+    return build(config, replace(style, norms="sandwich" if config.flag("use_post_norm", True) else "pre"), storage, name)
+
+
 def read_neo(config: Config, style: Style, storage: Storage, name: str) -> Model:
     """GPT-Neo: global and local layers by turns where attention_types does not say."""
     if "attention_types" not in config:
@@ -169,10 +183,12 @@ ADJUST: dict[str, Callable[[Config, Style, Storage, str], Model]] = {
     "apertus": read_apertus,
     "baichuan": read_baichuan,
     "chatglm": read_chatglm,
+    "cwm": read_cwm,
     "falcon": read_falcon,
     "gpt_bigcode": read_bigcode,
     "gpt_neo": read_neo,
     "gpt_neox": read_neox,
+    "hyperclovax": read_hyperclovax,
     "mpt": read_mpt,
     "nemotron-nas": read_nas,
     "opt": read_opt,

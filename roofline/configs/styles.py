@@ -150,6 +150,7 @@ STYLES: dict[str, Style] = {
     "cohere2": Style(
         norm="layer-no-bias", norms="parallel", tied=True, rotary="windowed", period=4, windows=True, **ATTENTION_BIAS,
     ),
+    "cwm": Style(mlp_bias="mlp_bias", windows=True, kv_heads=8, head_dim=128),
     "ernie4_5": Style(qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", tied=True, head_dim=128),
     "exaone": Style(**BIASES),
     "exaone4": Style(norms="post", qk_norm="head", rotary="windowed", period=4, windows=True),
@@ -190,6 +191,7 @@ STYLES: dict[str, Style] = {
     "granite": Style(**BIASES),
     "helium": Style(qkv_bias="attention_bias", mlp_bias="mlp_bias", head_dim=128),
     "hunyuan_v1_dense": Style(qk_norm="head", qk_norm_if=("use_qk_norm", True), **ATTENTION_BIAS),
+    "hyperclovax": Style(**BIASES),
     "internlm": Style(qkv_bias="bias", o_bias="bias"),
     "internlm2": Style(qkv_bias="bias", o_bias="bias", modules=INTERNLM2),
     "internlm3": Style(qkv_bias="qkv_bias", o_bias="bias", mlp_bias="bias", kv_heads=2, head_dim=128),
