@@ -16,8 +16,9 @@ from roofline.components.feedforward import MLP
 from roofline.components.linear import Embedding, Linear
 from roofline.components.mixing import Norm, Scale
 from roofline.configs.config import Config
-from roofline.configs.dense import Style, assemble, layer_of, make_norm, mixers_of, mlp_of
+from roofline.configs.dense import assemble, layer_of, make_norm, mixers_of, mlp_of
 from roofline.configs.storage import Storage
+from roofline.configs.styles import Style
 from roofline.errors import InputError
 from roofline.model import Encoder, Layer, Model
 

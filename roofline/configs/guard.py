@@ -61,7 +61,7 @@ FEATURES: dict[str, str] = {
 
 LAYER_KINDS = ("full_attention", "sliding_attention")
 HEADLESS = ("Classification", "RewardModel", "QuestionAnswering")
-EXTRA_LAYERS = ("num_nextn_predict_layers", "mtp_num_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+EXTRA_LAYERS = ("num_nextn_predict_layers", "mtp_num_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
 def _active(key: str, value: Any) -> bool:

@@ -15,8 +15,10 @@ from typing import Any
 from roofline.components.base import Component
 from roofline.components.moe import MoE
 from roofline.configs.config import Config
-from roofline.configs.dense import Style, assemble, layer_of, mixers_of, mlp_of
+from roofline.configs.dense import assemble, layer_of, mixers_of, mlp_of
+from roofline.configs.guard import left_out, refuse_unread
 from roofline.configs.storage import Storage
+from roofline.configs.styles import Style
 from roofline.errors import InputError
 from roofline.model import Layer, Model
 
@@ -161,9 +163,15 @@ def moe_of(config: Config, family: Family, storage: Storage, prefix: str, index:
 
 
 def read_moe(config: Config, storage: Storage, name: str) -> Model:
-    """A sparse decoder of one of ``FAMILIES``."""
-    family = FAMILIES[config.text("model_type")]
-    return read_sparse(config.filled(family.defaults), family, storage, name)
+    """A sparse decoder of one of ``FAMILIES``. Raises UnsupportedModel for a feature that its family does not have."""
+    kind = config.text("model_type")
+    family = FAMILIES[kind]
+    reads = {*EXPERTS, "moe_layer_freq", "use_qk_norm", *family.style.keys}
+    if set(config.items("attn_type_list") or [1]) == {1}:
+        reads.add("attn_type_list")
+    refuse_unread(config, kind, reads, windows=True)
+    model = read_sparse(config.filled(family.defaults), family, storage, name)
+    return replace(model, not_modelled=left_out(config))
 
 
 def read_sparse(config: Config, family: Family, storage: Storage, name: str) -> Model:

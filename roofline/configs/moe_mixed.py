@@ -11,9 +11,11 @@ from dataclasses import replace
 from roofline.components.attention import AttentionBlock
 from roofline.components.base import Component
 from roofline.configs.config import Config
-from roofline.configs.dense import Style, assemble, attention_of, layer_of, mlp_of, mixers_of
+from roofline.configs.dense import assemble, attention_of, layer_of, mixers_of, mlp_of
+from roofline.configs.guard import left_out
 from roofline.configs.moe import Family, moe_of, sparse_layers
 from roofline.configs.storage import Storage
+from roofline.configs.styles import Style
 from roofline.errors import InputError
 from roofline.model import Layer, Model
 
@@ -28,6 +30,8 @@ def read_llama4(config: Config, storage: Storage, name: str) -> Model:
     Queries and keys of rotating layers are normalised without weights; dense layers have a width of their own.
     """
     config = config.filled({"interleave_moe_layer_step": 1, "use_qk_norm": True})
+    if not config.items("no_rope_layers"):
+        config = config.filled({"no_rope_layer_interval": 4})
     family = Family(LLAMA4, always_shared=True)
     sparse = sparse_layers(config, config.layers)
     layers: list[Layer] = []
@@ -85,7 +89,7 @@ def read_mimo_v2(config: Config, storage: Storage, name: str) -> Model:
         else:
             feed_forward = mlp_of(config, MIMO, storage, f"{prefix}mlp.")
         layers.append(layer_of("rms", "pre", block, feed_forward, config.width, storage))
-    return assemble(config, MIMO, storage, tuple(layers), name)
+    return replace(assemble(config, MIMO, storage, tuple(layers), name), not_modelled=left_out(config))
 
 
 def read_step(config: Config, storage: Storage, name: str) -> Model:
@@ -105,4 +109,4 @@ def read_step(config: Config, storage: Storage, name: str) -> Model:
         else:
             feed_forward = mlp_of(config, STEP, storage, prefix)
         layers.append(layer_of("rms", "pre", mixer, feed_forward, config.width, storage))
-    return assemble(config, STEP, storage, tuple(layers), name)
+    return replace(assemble(config, STEP, storage, tuple(layers), name), not_modelled=left_out(config))

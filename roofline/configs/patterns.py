@@ -52,7 +52,7 @@ def _period(config: Config, layers: int, period: int) -> list[Mask] | None:
             raise InputError(f"config: {config.where}sliding_window_pattern {pattern!r:.40} must be a number or letters L and G")
         return [_windowed(config) if pattern[index % len(pattern)] == "L" else FULL for index in range(layers)]
     if pattern is None:
-        config.assume(f"{config.where}layer_types: every {period}th layer is full attention, the others see sliding_window")
+        config.assume(f"{config.where}layer_types: one layer in {period} is full attention, the others see sliding_window")
     else:
         period = config.size("sliding_window_pattern", "_sliding_window_pattern")
     full = every(period)
