@@ -1,0 +1,27 @@
+"""The kernels by name. Listing them imports neither torch nor triton; loading a spec imports its file."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+
+from roofline.errors import InputError, suggest
+from roofline.kernels.spec import Spec
+
+KERNELS = {
+    "gemm": "Dense matmul: 16-bit, fp32, fp8 and int8; bias, split-K, persistent TMA.",
+}
+"""Kernel -> one line about it; its file has its name."""
+
+
+def load(name: str) -> Spec:
+    """The spec of a kernel. Raises InputError, with the nearest names, for an unknown one."""
+    if name not in KERNELS:
+        raise InputError(f"kernel: unknown {name!r}.{suggest(name, KERNELS)} Known: {', '.join(KERNELS)}")
+    spec: Spec = importlib.import_module(f"roofline.kernels.{name}").SPEC
+    return spec
+
+
+def load_all(names: Iterable[str] = KERNELS) -> list[Spec]:
+    """The specs of several kernels, in order."""
+    return [load(name) for name in names]

@@ -1,0 +1,124 @@
+"""The counting interpreter as a product of its own: counts, attribution, bounds, corrections, and loud failure."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+
+from roofline.validate.counted import HarnessError, counting, interpreter
+from roofline.validate.counted_check import check
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+
+
+@triton.jit
+def copy_kernel(source, target, N, BLOCK: tl.constexpr, EXTRA: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at + EXTRA, mask=at < N, other=0.0), mask=at < N)
+
+
+@triton.jit
+def scale_kernel(source, target, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(target + at, (tl.exp2(tl.load(source + at)) * 2.0 + 0.5).to(target.dtype.element_ty))
+
+
+@triton.jit
+def double_kernel(source, target, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(target + at, tl.maximum(tl.load(source + at) * 2.0 + 0.5, -1.0))
+
+
+@triton.jit
+def same_place_kernel(target):
+    tl.store(target, tl.program_id(0))
+
+
+def test_check_passes_with_the_installed_triton() -> None:
+    check()
+
+
+def test_bytes_programs_and_masked_lanes_of_a_copy() -> None:
+    source, target = torch.randn(70), torch.empty(70)
+    with counting() as counts:
+        copy_kernel[(3,)](source, target, 70, 32, 0)
+    assert torch.equal(source, target)
+    assert (counts.programs, counts.launches) == (3, 1)
+    assert (dict(counts.read), dict(counts.written)) == ({"source": 280}, {"target": 280})
+    assert dict(counts.masked) == {"source": (96 - 70) * 4}
+    assert counts.kernels["copy_kernel"].read == counts.read
+
+
+def test_distinct_bytes_are_counted_once_within_a_kernel_and_again_in_the_next() -> None:
+    source, target = torch.randn(32), torch.empty(32)
+    with counting() as counts:
+        copy_kernel[(1,)](source, target, 32, 32, 0)
+        copy_kernel[(1,)](source, target, 32, 32, 0)
+        scale_kernel[(1,)](source, target, 32)
+    assert counts.read["source"] == 3 * 128
+    assert counts.unique("read")["source"] == 2 * 128
+
+
+def test_views_are_bounded_by_themselves_and_not_by_their_storage() -> None:
+    source, target = torch.randn(64)[:32], torch.empty(32)
+    with counting():
+        copy_kernel[(1,)](source, target, 32, 32, 0)
+    with (
+        pytest.raises(interpreter.InterpreterError, match=r"read of 1 x 4 bytes .* in none of the tensors source, target"),
+        counting(),
+    ):
+        copy_kernel[(1,)](source, target, 32, 32, 1)
+
+
+def test_a_store_by_two_programs_to_one_place_is_seen() -> None:
+    target = torch.zeros(1, dtype=torch.int32)
+    with counting() as counts:
+        same_place_kernel[(3,)](target)
+    assert dict(counts.rewritten) == {"target": 8}
+
+
+def test_special_functions_and_arithmetic_are_counted() -> None:
+    with counting() as counts:
+        scale_kernel[(1,)](torch.randn(64), torch.empty(64), 64)
+    assert counts.special == counts.operations["exp2"] == counts.operations["fmul"] == counts.operations["fadd"] == 64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_casts_round_to_nearest_even(dtype: torch.dtype) -> None:
+    source, target = torch.linspace(-3, 3, 512), torch.empty(512, dtype=dtype)
+    with counting():
+        scale_kernel[(1,)](source, target, 512)
+    assert torch.equal(target.float(), (torch.exp2(source) * 2.0 + 0.5).to(dtype).float())
+
+
+def test_bfloat16_arithmetic_is_that_of_bfloat16() -> None:
+    source, target = torch.linspace(-3, 3, 512).to(torch.bfloat16), torch.empty(512, dtype=torch.bfloat16)
+    with counting():
+        double_kernel[(1,)](source, target, 512)
+    assert torch.equal(target, (source * 2.0 + 0.5).clamp(min=-1.0))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [("InterpreterBuilder", "create_dot"), ("GridExecutor", "_init_args_hst"), ("ReduceOps", "apply_impl")]
+)
+def test_a_hook_that_triton_renamed_stops_the_count(monkeypatch: pytest.MonkeyPatch, owner: str, name: str) -> None:
+    monkeypatch.delattr(getattr(interpreter, owner), name)
+    with pytest.raises(HarnessError, match=f"{owner}.{name}"), counting():
+        pass
+
+
+def test_a_hook_that_triton_no_longer_calls_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roofline.validate.counted._dot", lambda watch, method: method)
+    with pytest.raises(HarnessError, match="dot FLOPs"):
+        check()
+
+
+def test_hooks_are_gone_after_the_block_even_when_it_fails() -> None:
+    before = dict(vars(interpreter.InterpreterBuilder))
+    with pytest.raises(ZeroDivisionError), counting():
+        raise ZeroDivisionError
+    assert dict(vars(interpreter.InterpreterBuilder)) == before

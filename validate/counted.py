@@ -1,0 +1,381 @@
+"""Counted evidence: what a Triton launch asks of memory and matrix units, integer for integer, without a GPU.
+
+``counting()`` watches Triton's interpreter while kernels run in it and gives, per kernel argument, the bytes requested and
+the distinct bytes touched, in each direction; the bytes that masks left out; dot FLOPs by operand type; special
+functions and other elementwise operations; programs. An access that lies in no tensor argument raises ``OutOfBounds``, so
+that a run is a memory sanitizer too.
+
+Bytes are what programs request: what a cache saves between them, and the 32-byte sectors that DRAM moves, are not in them.
+
+Triton's interpreter computes with the raw bits of bfloat16 (its sums and dots are silently wrong by many orders of
+magnitude) and truncates where a GPU rounds to nearest even when it casts to bfloat16 or an 8-bit float; within
+``counting()`` both are put right. It needs TRITON_INTERPRET=1 before triton is first imported; importing this module first
+is enough.
+
+The hooks use private names of triton. ``counting()`` refuses to start when one is missing, and ``counted_check.check()``
+counts a kernel whose counts are known; run it after a change of triton's version.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter as interpreter_module
+
+from roofline.errors import RooflineError
+
+interpreter: Any = interpreter_module
+
+SPECIAL = ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "precise_sqrt", "rsqrt", "erf")
+"""Operations of the special-function unit."""
+BINARY = ("fadd", "fsub", "fmul", "fdiv", "precise_divf", "frem", "minimumf", "maximumf", "maxnumf")
+COMPARISONS = tuple(f"fcmp{order}{test}" for order in "OU" for test in ("LT", "GT", "LE", "GE", "EQ", "NE"))
+OTHER = ("fma", "clampf", "select")
+ELEMENTWISE = (*SPECIAL, *BINARY, *COMPARISONS, *OTHER)
+
+BUILDER_HOOKS = (
+    "create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_dot", "cast_impl",
+    "set_grid_idx", *(f"create_{name}" for name in ELEMENTWISE),
+)  # fmt: skip
+FP8 = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
+COUNTERS = {"read": "read", "write": "written", "atomic": "atomic"}
+"""Kind of access -> the counter that it adds to."""
+
+
+class HarnessError(RooflineError):
+    """The counting interpreter does not fit the installed triton."""
+
+
+class OutOfBounds(IndexError):
+    """A kernel addressed memory that belongs to none of its tensor arguments."""
+
+
+@dataclass
+class Tally:
+    """What programs did. Bytes and FLOPs are ints, keyed by the kernel's parameter name."""
+
+    read: Counter[str] = field(default_factory=Counter)
+    written: Counter[str] = field(default_factory=Counter)
+    atomic: Counter[str] = field(default_factory=Counter)
+    masked: Counter[str] = field(default_factory=Counter)
+    """Bytes of lanes that a mask kept from being read."""
+    dot: Counter[str] = field(default_factory=Counter)
+    """FLOPs of ``tl.dot`` by operand type, padding of tiles included."""
+    operations: Counter[str] = field(default_factory=Counter)
+    """Elements by elementwise operation."""
+    reduced: int = 0
+    scanned: int = 0
+    programs: int = 0
+    launches: int = 0
+    touched: dict[tuple[str, str, int], np.ndarray[Any, Any]] = field(default_factory=dict, repr=False)
+    """(kind, argument, first address) -> which bytes of it were touched."""
+
+    def unique(self, kind: str) -> Counter[str]:
+        """Distinct bytes per argument: the compulsory traffic. ``kind`` is "read", "write" or "atomic"."""
+        found: Counter[str] = Counter()
+        for (of, name, _), bytes_touched in self.touched.items():
+            if of == kind:
+                found[name] += int(np.count_nonzero(bytes_touched))
+        return found
+
+    @property
+    def rewritten(self) -> Counter[str]:
+        """Bytes per argument that were stored to more than once: between programs, a race."""
+        return +(self.written - self.unique("write"))
+
+    @property
+    def special(self) -> int:
+        """Elements that went through the special-function unit."""
+        return sum(self.operations[name] for name in SPECIAL)
+
+
+@dataclass
+class Counts(Tally):
+    """What the launches inside one ``counting()`` did, all together and kernel by kernel.
+
+    Distinct bytes are distinct within one kernel: what a second kernel reads again has to be moved again.
+    """
+
+    kernels: dict[str, Tally] = field(default_factory=dict)
+
+    def unique(self, kind: str) -> Counter[str]:
+        return sum((tally.unique(kind) for tally in self.kernels.values()), Counter())
+
+
+@dataclass
+class _Watch:
+    """Which argument an address belongs to, and what has been counted."""
+
+    counts: Counts = field(default_factory=Counts)
+    spans: list[tuple[int, int, str]] = field(default_factory=list)
+    alive: list[Any] = field(default_factory=list)
+    tallies: tuple[Tally, ...] = ()
+    where: tuple[int, ...] = ()
+
+    def add(self, counter: str, key: str, amount: int) -> None:
+        """Adds to a counter of the kernel that runs and of all together."""
+        for tally in self.tallies:
+            getattr(tally, counter)[key] += amount
+
+    def increase(self, total: str, amount: int = 1) -> None:
+        """Adds to a plain total of the kernel that runs and of all together."""
+        for tally in self.tallies:
+            setattr(tally, total, getattr(tally, total) + amount)
+
+    def launch(self, kernel: str, arguments: list[tuple[str, Any]]) -> None:
+        """Takes the arguments of a launch; keeps the tensors, so that no address is used twice."""
+        self.tallies = (self.counts, self.counts.kernels.setdefault(kernel, Tally()))
+        self.increase("launches")
+        self.spans.clear()
+        for name, value in arguments:
+            tensor = getattr(value, "base", value) if type(value).__name__ == "TensorDescriptor" else value
+            if hasattr(tensor, "untyped_storage") and tensor.numel():
+                first = tensor.data_ptr()
+                last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+                self.spans.append((first, first + (last + 1) * tensor.element_size(), name))
+                self.alive.append(tensor)
+
+    def access(self, kind: str, pointers: Any, mask: Any) -> None:
+        """Counts one load, store or atomic of a block of pointers."""
+        addresses = pointers.data
+        lanes = np.broadcast_to(np.asarray(True if mask is None else mask.data), addresses.shape)
+        live = addresses[lanes]
+        size = max(8, pointers.get_element_ty().primitive_bitwidth) // 8
+        if kind == "read" and live.size < addresses.size and self.spans:
+            self.add("masked", self._owner(addresses, live), (addresses.size - live.size) * size)
+        if not live.size:
+            return
+        low, high = int(live.min()), int(live.max()) + size
+        for first, last, name in self.spans:
+            if first <= low and high <= last:
+                self._count(kind, name, first, last, live, size)
+                return
+        for first, last, name in self.spans:
+            inside = (live >= first) & (live + size <= last)
+            if inside.any():
+                self._count(kind, name, first, last, live[inside], size)
+                live = live[~inside]
+        if live.size:
+            arguments = ", ".join(name for _, _, name in self.spans)
+            raise OutOfBounds(
+                f"{kind} of {live.size} x {size} bytes from {int(live.min()):#x} in program {self.where}: "
+                f"in none of the tensors {arguments}"
+            )
+
+    def _owner(self, addresses: Any, live: Any) -> str:
+        """The argument that a partly masked block belongs to: by its live lanes, else by where it starts."""
+        at = int(live[0]) if live.size else int(addresses.min())
+        before = [span for span in self.spans if span[0] <= at]
+        return max(before)[2] if before else min(self.spans)[2]
+
+    def _count(self, kind: str, name: str, first: int, last: int, live: Any, size: int) -> None:
+        self.add(COUNTERS[kind], name, live.size * size)
+        key, mine = (kind, name, first), self.tallies[-1].touched
+        touched = mine.get(key)
+        if touched is None:
+            touched = mine[key] = np.zeros(last - first, dtype=bool)
+        offsets = (live - np.uint64(first)).astype(np.int64).ravel()
+        for byte in range(size):
+            touched[offsets + byte] = True
+
+
+def _decoded(handle: Any) -> Any:
+    """A bfloat16 handle (raw bits) as float32; any other as it is."""
+    if hasattr(handle, "dtype") and handle.dtype.scalar == tl.bfloat16:
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+    return handle
+
+
+def _encoded(values: Any) -> Any:
+    """float32 as bfloat16 bits, rounded to nearest even."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded).reshape(np.shape(values))
+
+
+def _bf16(values: Any) -> Any:
+    return interpreter.TensorHandle(_encoded(values), tl.bfloat16)
+
+
+def _is_bf16(handle: Any) -> bool:
+    return hasattr(handle, "dtype") and handle.dtype.scalar == tl.bfloat16
+
+
+def _convert(convert_float: Any) -> Any:
+    """Casts between float types: to and from 8 bits as torch casts them, to bfloat16 rounded to nearest even."""
+
+    def convert(values: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source == tl.float32 and target == tl.bfloat16:
+            return _encoded(values)
+        source8, target8 = FP8.get(str(source)), FP8.get(str(target))
+        if target8 is not None and source in (tl.float32, tl.float16):
+            cast = torch.from_numpy(np.ascontiguousarray(values)).to(target8)
+            return cast.view(torch.uint8).numpy().reshape(np.shape(values))
+        if source8 is not None and target in (tl.float32, tl.float16):
+            bits = torch.from_numpy(np.ascontiguousarray(values).view(np.uint8)).view(source8)
+            wide = bits.to(torch.float32 if target == tl.float32 else torch.float16).numpy()
+            return wide.view(np.uint32 if target == tl.float32 else np.uint16).reshape(np.shape(values))
+        return convert_float(values, source, target, rounding)
+
+    return convert
+
+
+def _cast(cast_impl: Any) -> Any:
+    """Casts between integers and bfloat16 through float32."""
+
+    def cast(self: Any, source: Any, target: Any) -> Any:
+        from_type, to_type = source.dtype.scalar, target.scalar
+        if str(from_type) in FP8 or str(to_type) in FP8:
+            raise HarnessError(f"the interpreter cannot cast {from_type} to {to_type}; cast through fp32")
+        if from_type == tl.bfloat16 and to_type != tl.float32:
+            return cast_impl(self, _decoded(source), target)
+        if to_type == tl.bfloat16 and from_type != tl.float32:
+            return _bf16(source.data.astype(np.float32))
+        return cast_impl(self, source, target)
+
+    return cast
+
+
+def _elementwise(watch: _Watch, name: str, method: Any) -> Any:
+    """Counts an elementwise operation and computes it in float32 for bfloat16."""
+
+    def operation(self: Any, *operands: Any, **options: Any) -> Any:
+        if name != "select" and any(_is_bf16(operand) for operand in operands):
+            result = method(self, *(_decoded(operand) for operand in operands), **options)
+            result = result if name in COMPARISONS else _bf16(result.data)
+        else:
+            result = method(self, *operands, **options)
+        watch.add("operations", name, result.data.size)
+        return result
+
+    return operation
+
+
+def _dot(watch: _Watch, method: Any) -> Any:
+    """Counts a dot; bfloat16 is multiplied in float32, int8 exactly (in float64, whose sums are whole here)."""
+
+    def dot(self: Any, a: Any, b: Any, accumulator: Any, *rest: Any, **options: Any) -> Any:
+        *batch, rows, inner = a.data.shape
+        size = int(np.prod(batch, dtype=np.int64)) * rows * inner * b.data.shape[-1]
+        watch.add("dot", str(a.dtype.scalar), 2 * size)
+        if a.dtype.scalar == tl.int8:
+            product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)).astype(np.int32)
+            return interpreter.TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
+        return method(self, _decoded(a), _decoded(b), accumulator, *rest, **options)
+
+    return dot
+
+
+def _folded(watch: _Watch, kind: str, method: Any) -> Any:
+    """Counts a reduction or a scan; one over bfloat16 runs in float32."""
+
+    def folded(self: Any, operands: Any) -> Any:
+        watch.increase(kind, operands[0].handle.data.size)
+        if not any(_is_bf16(operand.handle) for operand in operands):
+            return method(self, operands)
+        if len(operands) != 1:
+            raise HarnessError(f"{kind}: a fold over several bfloat16 operands; cast them to fp32 first")
+        wide = _decoded(operands[0].handle)
+        block = tl.block_type(tl.float32, list(wide.data.shape))
+        result = method(self, (tl.core.tensor(wide, block),))
+        result = result[0] if isinstance(result, (list, tuple)) else result
+        if result.dtype != tl.float32:
+            return result
+        data = result.handle.data
+        narrow = tl.block_type(tl.bfloat16, list(data.shape)) if result.type.is_block() else tl.bfloat16
+        return tl.core.tensor(_bf16(data), narrow)
+
+    return folded
+
+
+def missing_hooks() -> list[str]:
+    """Names that the hooks need and the installed triton's interpreter lacks."""
+    needed = {
+        "InterpreterBuilder": BUILDER_HOOKS,
+        "ReduceOps": ("apply_impl",),
+        "ScanOps": ("apply_impl",),
+        "GridExecutor": ("_init_args_hst",),
+    }
+    missing = [
+        f"{owner}.{name}"
+        for owner, names in needed.items()
+        for name in names
+        if name not in vars(getattr(interpreter, owner, object))
+    ]
+    return missing + [name for name in ("_convert_float", "_patch_lang_tensor", "TensorHandle") if not hasattr(interpreter, name)]
+
+
+@contextmanager
+def counting() -> Iterator[Counts]:
+    """Counts every Triton launch inside the block.
+
+    Raises HarnessError where the installed triton lacks a name that the hooks need, or compiles instead of interpreting.
+    """
+    missing = missing_hooks()
+    if missing:
+        raise HarnessError(f"this triton's interpreter has changed: {', '.join(missing)} not found; counts would be wrong")
+    watch = _Watch()
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, value: Any) -> None:
+        replaced.append((owner, name, vars(owner).get(name)))
+        setattr(owner, name, value)
+
+    def accessing(kind: str, method: Any, mask_at: int | None) -> Any:
+        def access(self: Any, *operands: Any, **options: Any) -> Any:
+            pointers = next(one for one in operands if hasattr(one, "get_element_ty") and one.dtype.is_ptr())
+            watch.access(kind, pointers, None if mask_at is None else operands[mask_at])
+            return method(self, *operands, **options)
+
+        return access
+
+    def begin(self: Any, *index: int) -> None:
+        watch.increase("programs")
+        watch.where = index
+        original["set_grid_idx"](self, *index)
+
+    def arguments(self: Any, positional: Any, named: Any) -> Any:
+        hosted = init(self, positional, named)
+        watch.launch(self.fn.__name__, [*zip(self.arg_names, hosted[0], strict=False), *hosted[1].items()])
+        return hosted
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    builder, init, patch = interpreter.InterpreterBuilder, interpreter.GridExecutor._init_args_hst, interpreter._patch_lang_tensor
+    original = dict(vars(builder))
+    for name, kind, mask_at in (
+        ("create_masked_load", "read", 1), ("create_masked_store", "write", 2),
+        ("create_atomic_rmw", "atomic", 3), ("create_atomic_cas", "atomic", None),
+    ):  # fmt: skip
+        replace(builder, name, accessing(kind, original[name], mask_at))
+    for name in ELEMENTWISE:
+        replace(builder, f"create_{name}", _elementwise(watch, name, original[f"create_{name}"]))
+    replace(builder, "set_grid_idx", begin)
+    replace(builder, "create_dot", _dot(watch, original["create_dot"]))
+    replace(builder, "cast_impl", _cast(original["cast_impl"]))
+    replace(builder, "get_bf16", lambda self, value: _bf16(np.array([value], dtype=np.float32)))
+    for owner, kind in ((interpreter.ReduceOps, "reduced"), (interpreter.ScanOps, "scanned")):
+        replace(owner, "apply_impl", _folded(watch, kind, owner.apply_impl))
+    replace(interpreter.GridExecutor, "_init_args_hst", arguments)
+    replace(interpreter, "_convert_float", _convert(interpreter._convert_float))
+    replace(interpreter, "_patch_lang_tensor", patched)
+    try:
+        yield watch.counts
+    finally:
+        for owner, name, value in reversed(replaced):
+            if value is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
