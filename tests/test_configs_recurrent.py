@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from roofline.components.base import StatePiece
+from roofline.components.gated_latent import DepthAttention
 from roofline.components.mamba import Mamba2Block
 from roofline.configs.load import load_model, read_catalog
 from roofline.errors import InputError, UnsupportedModel
@@ -242,6 +243,82 @@ def test_quantised_experts_leave_other_modules_in_the_model_dtype() -> None:
 def test_the_shapes_of_kimi_k3s_experts_decide_its_bytes() -> None:
     formats = {fmt.element_bits: number for fmt, number in load_model("kimi-k3").params_by_format.items()}
     assert formats[4] == 92 * 896 * 3 * 3584 * 3072
+
+
+def test_parameters_of_kimi_k3_are_those_of_its_published_shapes() -> None:
+    """Matrix by matrix: hidden 7168, 96 heads of 128, 896 experts on a latent of 3584, 69 delta and 24 latent layers."""
+    D, V, latent, values = 7168, 163_840, 3584, 96 * 128
+    delta = 5 * D * values + D * 128 + 128 * values + D * 96 + 4 * 3 * values + 96 + values + 128
+    attention = D * 1536 + 1536 + 1536 * 96 * 192 + D * 576 + 512 + 512 * 96 * 256 + 2 * D * values
+    experts = 896 * 3 * latent * 3072 + 2 * D * latent + latent + 896 * D + 3 * D * 2 * 3072
+    norms, depth = 93 * 2 * D + D, 93 * 2 * 2 * D + 2 * D
+    total = 2 * V * D + 3 * D * 33_792 + 92 * experts + 69 * delta + 24 * attention + norms + depth
+    assert load_model("kimi-k3").params == total
+
+
+def test_depth_attention_of_kimi_k3_sees_the_blocks_of_twelve_layers_that_are_behind_it() -> None:
+    model = load_model("kimi-k3")
+    blocks = [[part.blocks for part in layer.blocks if isinstance(part, DepthAttention)] for layer in model.layers]
+    assert [blocks[index] for index in (0, 1, 11, 12, 13, 92)] == [[0, 1], [1, 1], [1, 1], [1, 2], [2, 2], [8, 8]]
+    assert isinstance(model.final[0], DepthAttention)
+    assert model.final[0].blocks == 8
+
+
+def test_depth_attention_reads_every_block_and_the_running_sum() -> None:
+    cost = DepthAttention(D=10, blocks=3).cost(Work(2, 5, 0))
+    assert cost.read["activations"] == 2 * 10 * 10 * (3 + 2)
+    assert cost.write["activations"] == 2 * 10 * 10 * 2
+    assert cost.flops["vector"] == 10 * 10 * (6 * 4 + 1 + 4)
+
+
+CLASS_DEFAULTS = {
+    "recurrent_gemma": (
+        {**read_catalog("recurrentgemma-2b")["config"], "num_key_value_heads": 10, "intermediate_size": 7680},
+        2_010_263_040,
+    ),
+    "zamba2": (
+        {
+            "model_type": "zamba2", "hidden_size": 2560, "num_hidden_layers": 54, "num_attention_heads": 32, "mamba_d_state": 64,
+            "mamba_d_conv": 4, "mamba_expand": 2, "mamba_ngroups": 1, "n_mamba_heads": 8, "adapter_rank": 128,
+            "vocab_size": 32000, "hybrid_layer_ids": [6, 12, 18, 24, 30, 36, 42, 47, 51], "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        2_481_848_336,
+    ),
+    "olmo_hybrid": (
+        {
+            "model_type": "olmo_hybrid", "hidden_size": 3840, "intermediate_size": 11008, "num_hidden_layers": 32,
+            "num_attention_heads": 30, "num_key_value_heads": 30, "linear_num_key_heads": 30, "linear_num_value_heads": 30,
+            "linear_key_head_dim": 96, "linear_value_head_dim": 192, "linear_conv_kernel_dim": 4, "vocab_size": 100_352,
+            "layer_types": ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(32)],
+            "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        },
+        7_430_870_688,
+    ),
+    "falcon_h1": (
+        {
+            "model_type": "falcon_h1", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "mamba_d_ssm": 1024, "mamba_n_heads": 128,
+            "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "vocab_size": 128_000, "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+        },
+        8_514_961_408,
+    ),
+    "lfm2_moe": (
+        {
+            **read_catalog("lfm2-8b-a1b")["config"], "num_hidden_layers": 32,
+            "layer_types": ["full_attention" if index % 4 == 2 else "conv" for index in range(32)],
+        },
+        11_280_731_136,
+    ),
+}  # fmt: skip
+"""Configs with the defaults of transformers 5.24's classes, and the parameters of those classes on the meta device."""
+
+
+@pytest.mark.parametrize("family", CLASS_DEFAULTS)
+def test_parameters_of_class_defaults(family: str) -> None:
+    config, right = CLASS_DEFAULTS[family]
+    assert load_model(config).params == right
 
 
 MAMBA2 = {
