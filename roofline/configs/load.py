@@ -122,13 +122,25 @@ def read_config(data: Mapping[str, Any], name: str) -> Model:
     return model
 
 
+def _named_in_full(name: str) -> str | None:
+    """The catalogue name of the entry whose full name is meant, where the file is called otherwise."""
+    for path in CATALOG.glob("*.toml"):
+        with path.open("rb") as file:
+            if normalise(str(tomllib.load(file).get("full_name", ""))) == name:
+                return path.stem
+    return None
+
+
 @lru_cache(maxsize=64)
 def _load_named(name: str) -> Model:
     try:
         entry = read_catalog(normalise(name))
     except KeyError:
+        other = _named_in_full(normalise(name)) if name.strip() else None
+        if other is not None:
+            return _load_named(other)
         raise InputError(
-            f"model: unknown model {name!r}.{suggest(normalise(name), model_names())} "
+            f"model: unknown model {name!r:.100}.{suggest(normalise(name), model_names())} "
             "Give a catalogue name (roofline models) or the path of a config.json"
         ) from None
     return read_config(entry["config"], normalise(name))

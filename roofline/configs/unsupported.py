@@ -47,8 +47,8 @@ UNSUPPORTED: dict[str, str] = {
         (
             "aya_vision", "chameleon", "deepseek_vl", "deepseek_vl_v2", "emu3", "fuyu", "gemma4_unified", "glm4v", "glm4v_moe",
             "hunyuan_vl", "idefics2", "idefics3", "internvl", "internvl_chat", "janus", "llava_next", "llava_onevision",
-            "minicpmv", "molmo2", "moshi", "ovis2", "paligemma", "pixtral", "qwen2_5_omni", "qwen2_5_vl", "qwen2_audio", "qwen2_vl",
-            "qwen3_omni_moe", "smolvlm", "video_llava", "vipllava", "voxtral",
+            "minicpmv", "molmo2", "moshi", "ovis2", "paligemma", "pixtral", "qwen2_5_omni", "qwen2_5_vl", "qwen2_audio",
+            "qwen2_vl", "qwen3_omni_moe", "smolvlm", "video_llava", "vipllava", "voxtral",
         ),
         WRAPPER,
     ),
