@@ -99,6 +99,9 @@ def test_encoding_pays_for_every_source_key_once() -> None:
     convolutions = 2 * (2 * tokens) * 3 * 128 * D + 2 * tokens * 3 * D * D
     keys = L * 2 * tokens * 2 * D * D
     assert cost.matrix_flops == L * layer + convolutions + keys
+    self_attention = model.encoder.layers[0].blocks[1]
+    assert [part.name for part in self_attention.parts] == ["q_proj", "k_proj", "v_proj", "attention", "o_proj"]
+    assert self_attention.state() == ()
 
 
 def test_cross_attention_of_llama_vision_sits_where_the_config_says() -> None:

@@ -12,6 +12,7 @@ from sympy import Rational
 
 from roofline.components.feedforward import MLP
 from roofline.components.moe import GroupedLinear, MoE, expected_experts, selection_probabilities
+from roofline.configs.load import load_model
 from roofline.cost import Cost
 from roofline.errors import InputError
 from roofline.formats import format_named
@@ -99,6 +100,28 @@ def test_weight_traffic_is_that_of_the_experts_hit() -> None:
     for tokens in (2, 7, 50):
         read = sum(part.cost(Work(tokens, 1)).read["weights"] for part in moe.experts)
         assert read == pytest.approx(float(moe.expected_experts(tokens)) * 3 * D * F * 2, rel=1e-12)
+
+
+def test_tokens_are_read_once_and_their_picks_written_each() -> None:
+    D, F, E, k, tokens = 24, 40, 16, 3, 10
+    up, down = (part.cost(Work(tokens, 1)) for part in MoE(D, F, E, k).experts)
+    assert (up.read["activations"], up.write["activations"]) == (2 * tokens * D, 2 * tokens * k * F)
+    assert (down.read["activations"], down.write["activations"]) == (2 * tokens * k * F, 2 * tokens * k * D)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b-v0.1", "gpt-oss-20b", "gemma-4-26b-a4b", "llama-4-scout-17b-16e"])
+def test_whole_sparse_models_read_alike_in_every_reading(name: str) -> None:
+    model = load_model(name)
+    B, S = np.array([1.0, 8.0, 64.0]), np.array([16.0, 500.0, 9000.0])
+    sweep = model.cost(Work(B, 1, S))
+    for index in range(3):
+        exact = {entry[:2]: entry[2] for entry in model.cost(Work(int(B[index]), 1, int(S[index]))).entries()}
+        for section, key, value in sweep.entries():
+            found = np.broadcast_to(np.asarray(value, dtype=float), 3)[index]
+            assert found == pytest.approx(float(exact[section, key]), rel=1e-12), (section, key)
+    symbol_b, symbol_s = symbols("B S")
+    formula = model.cost(Work(symbol_b, 1, symbol_s)).matrix_flops
+    assert formula.subs({symbol_b: 8, symbol_s: 500}) == model.cost(Work(8, 1, 500)).matrix_flops
 
 
 def test_a_ragged_batch_routes_all_its_tokens_together() -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from roofline.configs import towers
 from roofline.configs.config import Config
-from roofline.configs.families import reader_of
+from roofline.configs.families import READERS, reader_of
 from roofline.configs.storage import Storage
+from roofline.configs.unsupported import UNSUPPORTED
 from roofline.errors import UnsupportedModel
 from roofline.model import Model
 
@@ -139,14 +140,19 @@ def text_section(config: Config, wrapper: Wrapper) -> Config:
     return text.filled(TEXT_DEFAULTS.get(text.text("model_type"), {}))
 
 
+def _alone(config: Config) -> str:
+    """How to get the text model by itself, where its family has a reader."""
+    family = config.section("text_config").get("model_type")
+    return "; give the contents of text_config alone for the text model" if family in READERS else ""
+
+
 def tower_params(config: Config, wrapper: Wrapper, text: Config) -> int:
     """Parameters of the vision tower and the projector. Raises UnsupportedModel naming a tower that cannot be counted."""
     vision = config.section("vision_config")
     kind = vision.text("model_type") or wrapper.vision
     if kind not in TOWERS:
         raise UnsupportedModel(
-            f"{config.text('model_type')}: the parameters of a {kind} vision tower are not modelled; "
-            "give the contents of text_config alone for the text model"
+            f"{config.text('model_type')}: the parameters of a {kind} vision tower are not modelled{_alone(config)}"
         )
     return TOWERS[kind](vision) + wrapper.projector(config, vision, text)
 
@@ -155,7 +161,7 @@ def read_wrapper(config: Config, storage: Storage, name: str) -> Model:
     """The text model of a wrapper, with its vision tower counted beside it."""
     kind = config.text("model_type")
     if kind not in WRAPPERS:
-        raise UnsupportedModel(f"{kind}: this multimodal wrapper is not supported; give the contents of text_config alone")
+        raise UnsupportedModel(f"{kind}: {UNSUPPORTED.get(kind, 'this multimodal wrapper')} is not supported{_alone(config)}")
     wrapper = WRAPPERS[kind]
     for section in ("audio_config", "audio_tower_config"):
         if isinstance(config.get(section), Mapping):
