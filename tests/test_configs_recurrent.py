@@ -299,7 +299,8 @@ CLASS_DEFAULTS = {
         {
             "model_type": "falcon_h1", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
             "num_attention_heads": 32, "num_key_value_heads": 8, "mamba_d_ssm": 1024, "mamba_n_heads": 128,
-            "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "vocab_size": 128_000, "tie_word_embeddings": False,
+            "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
+            "vocab_size": 128_000, "tie_word_embeddings": False,
             "torch_dtype": "bfloat16",
         },
         8_514_961_408,
