@@ -20,6 +20,6 @@ def read_dense(config: Config, storage: Storage, name: str) -> Model:
     """
     family = config.text("model_type")
     style = STYLES[family]
-    refuse_unread(config, family, style.keys, windows=style.windows)
-    model = ADJUST[family](config, style, storage, name) if family in ADJUST else build(config, style, storage, name)
+    read = refuse_unread(config, family, style.keys, windows=style.windows)
+    model = ADJUST[family](read, style, storage, name) if family in ADJUST else build(read, style, storage, name)
     return replace(model, assumes=tuple(config.assumes), not_modelled=left_out(config))

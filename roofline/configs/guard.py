@@ -68,12 +68,14 @@ def _active(key: str, value: Any) -> bool:
     """Whether a value switches its feature on: not null, false, 0, empty; for experts, more than one."""
     if key in EXPERTS:
         many = value if isinstance(value, list) else [value]
-        return any(number not in (None, False, 0, 1) for number in many)
+        return any(number not in (None, False, 0, 1, "", {}) for number in many)
     return value not in (None, False, 0, "", [], {})
 
 
-def refuse_unread(config: Config, family: str, reads: Iterable[str], *, windows: bool) -> None:
-    """Raise UnsupportedModel where a feature key is switched on that the reader does not read.
+def refuse_unread(config: Config, family: str, reads: Iterable[str], *, windows: bool) -> Config:
+    """The config without the feature keys that the reader does not read; all of them must be switched off.
+
+    Raises UnsupportedModel naming the family, the feature and the key where one is switched on.
 
     Args:
         config: the text section.
@@ -99,6 +101,8 @@ def refuse_unread(config: Config, family: str, reads: Iterable[str], *, windows:
             raise UnsupportedModel(
                 f"{family}: {architecture:.60} has no language-model head; only models that generate are supported"
             )
+    unread = FEATURES.keys() - known
+    return Config({key: value for key, value in config.data.items() if key not in unread}, config.where, config.assumes)
 
 
 def left_out(config: Config) -> tuple[str, ...]:
