@@ -1,0 +1,307 @@
+"""``roofline speculate``: speed-up by draft length, the best draft length by batch, and where drafting stops paying."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roofline.cli import sweeps
+from roofline.cli.bundles import bundled
+from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
+from roofline.cli.options import SWEEP, Batch, Context, Gpu, accelerators, complete_models
+from roofline.cli.output import OUTPUT, Cells, Output
+from roofline.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from fractions import Fraction
+
+    from roofline.accelerator import Accelerator
+    from roofline.model import Model
+    from roofline.speculative.rounds import Round, Speculation
+    from roofline.speculative.trees import Tree
+
+DEFAULT_BATCHES, DEFAULT_CONTEXT, DEFAULT_GAMMAS = ["1,4,16,64,256"], "4096", ["1,2,3,4,5,6,8"]
+OWN_LAYER = "mtp"
+FORMULA_ASSUMES = [
+    "verifying takes as long as one step of the target; each draft accepted independently",
+    "the draft costs the same share of the target's arithmetic as of its time",
+]
+ASSUMES = "each draft accepted independently; drafting and verifying one after the other, at the datasheet's roofs"
+NOT_MODELLED = "sampling, tree masks, rejected tokens' cache clean-up, launch overheads, host time"
+
+Record = dict[str, Any]
+
+
+def _cost(text: str | None) -> Fraction | None:
+    from fractions import Fraction
+
+    if text is None:
+        return None
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"draft-cost: {text!r} is not a number; give a draft step's time over the target's, like 0.05") from None
+
+
+def _accuracies(given: list[str] | None, alphas: list[str] | None, tree: bool) -> list[list[Fraction]]:
+    """Chances of the guesses at each depth; for a tree only."""
+    if given and not tree:
+        raise InputError("accuracy: chances of several guesses describe a tree; add --tree NODES")
+    if tree and alphas:
+        raise InputError("alpha: a tree takes --accuracy, the chances of the first, second, ... guess at each depth")
+    if tree and not given:
+        raise InputError("tree: say how often the first, second, ... guess is right: --accuracy 0.6,0.2 for each depth")
+    return [[sweeps.fractions([term], "accuracy")[0] for term in text.split(",")] for text in given or []]
+
+
+def _draft(name: str | None, target: Model) -> Model | None:
+    from roofline.configs.load import load_model
+    from roofline.speculative.rounds import multi_token_module
+
+    if name is None:
+        return None
+    return multi_token_module(target) if name == OWN_LAYER else load_model(name)
+
+
+def _formulas(alphas: Sequence[Fraction], cost: Fraction, gammas: Sequence[int]) -> Iterator[Record]:
+    """The formulas alone: a verification as long as a step, no hardware."""
+    from roofline.speculative import acceptance
+
+    for alpha in alphas:
+        best, _ = acceptance.best_length(alpha, cost)
+        for gamma in sorted({*gammas, best}):
+            yield {
+                "alpha": float(alpha),
+                "draft_cost": float(cost),
+                "gamma": gamma,
+                "expected_tokens": float(acceptance.expected_tokens(alpha, gamma)),
+                "speedup": float(acceptance.speedup(alpha, gamma, cost)),
+                "operations_factor": float(acceptance.operations_factor(alpha, gamma, cost)),
+                "best": gamma == best,
+                "assumes": FORMULA_ASSUMES,
+            }
+
+
+def _memory(setup: Speculation, batch: int, context: int, gamma: int) -> Record:
+    """What target and draft hold at once, in bytes, and whether it fits."""
+    from fractions import Fraction
+
+    from roofline.memory import Memory, plain, usable
+    from roofline.work import Work
+
+    models = [setup.target, *([setup.draft] if setup.draft else [])]
+    _, workspace = setup.target.step(Work(batch, gamma + 1, context, all_logits=True))
+    memory = Memory(
+        sum(model.weight_bytes for model in models),
+        batch * sum(model.state_bytes(context + gamma + 1) for model in models),
+        workspace,
+        usable(setup.accelerator, Fraction(1)),
+    )
+    return {"required_bytes": plain(memory.required_bytes), "capacity_bytes": plain(memory.capacity_bytes), "fits": memory.fits}
+
+
+def _record(setup: Speculation, batch: int, context: int, about: Record, found: Round, best: bool) -> Record:
+    return {
+        "schema": 1,
+        "model": setup.target.name,
+        "draft": setup.draft.name if setup.draft else None,
+        "draft_cost": float(setup.draft_cost) if setup.draft_cost is not None else None,
+        "gpu": setup.accelerator.id,
+        "batch": batch,
+        "context_tokens": context,
+        **about,
+        "gamma": found.gamma,
+        "expected_tokens": found.tokens,
+        "draft_bound_s": found.draft.bound,
+        "verify_bound_s": found.verify.bound,
+        "plain_bound_s": found.plain.bound,
+        "tpot_bound_s": found.tpot.bound,
+        "tpot_serial_s": found.tpot.serial,
+        "speedup_bound": found.speedup,
+        "speedup_serial": found.speedup_serial,
+        "best": best,
+        **_memory(setup, batch, context, found.gamma),
+        "provenance": "datasheet",
+        "assumes": [ASSUMES, *setup.target.assumes, *(setup.draft.assumes if setup.draft else ())],
+    }
+
+
+def _chains(
+    setup: Speculation, batches: Sequence[int], contexts: Sequence[int], alphas: Sequence[Fraction], gammas: Sequence[int]
+) -> Iterator[Record]:
+    for alpha in alphas:
+        for context in contexts:
+            for batch in batches:
+                best = setup.best(batch, context, alpha)
+                for gamma in sorted({*gammas, best.gamma}):
+                    found = setup.chain(batch, context, alpha, gamma)
+                    yield _record(setup, batch, context, {"alpha": float(alpha)}, found, gamma == best.gamma)
+
+
+def _trees(
+    setup: Speculation,
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    accuracies: list[list[Fraction]],
+    trees: Sequence[Tree],
+) -> Iterator[Record]:
+    for context in contexts:
+        for batch in batches:
+            rounds = [setup.tree(batch, context, accuracies, tree) for tree in trees]
+            best = max(rounds, key=lambda found: found.speedup)
+            for tree, found in zip(trees, rounds, strict=True):
+                wins = found is best and found.speedup > 1
+                yield _record(setup, batch, context, {"alpha": None, "tree_depth": tree.depth}, found, wins)
+
+
+def _cells(records: Sequence[Record]) -> Cells:
+    from roofline.units import count, latency
+
+    def best(record: Record) -> str:
+        return "best" if record["best"] else ""
+
+    if "batch" not in records[0]:
+        headers = ["alpha", "draft cost", "gamma", "tokens\nper round", "speed-up", "operations\nfactor", ""]
+        return headers, [
+            [
+                f"{r['alpha']:g}", f"{r['draft_cost']:g}", r["gamma"], f"{r['expected_tokens']:.3f}", f"{r['speedup']:.3f}",
+                f"{r['operations_factor']:.3f}", best(r),
+            ]
+            for r in records
+        ]  # fmt: skip
+    headers = [
+        "alpha", "context", "batch", "gamma", "tokens\nper round", "draft\nbound", "verify\nbound", "TPOT\nbound",
+        "speed-up\nbound", "speed-up\nserial", "fits", "",
+    ]  # fmt: skip
+    return headers, [
+        [
+            "-" if r["alpha"] is None else f"{r['alpha']:g}", count(r["context_tokens"]), count(r["batch"]), r["gamma"],
+            f"{r['expected_tokens']:.3f}", latency(r["draft_bound_s"]), latency(r["verify_bound_s"]),
+            latency(r["tpot_bound_s"]), f"{r['speedup_bound']:.2f}", f"{r['speedup_serial']:.2f}",
+            "yes" if r["fits"] else "no", best(r),
+        ]
+        for r in records
+    ]  # fmt: skip
+
+
+def _verdicts(setup: Speculation, records: Sequence[Record], alphas: Sequence[Fraction], out: Output) -> Iterator[str]:
+    """The best draft length by batch, and the batch at which drafting stops paying."""
+    from roofline.speculative.rounds import LARGEST_BATCH
+
+    groups: dict[tuple[Any, int], list[Record]] = {}
+    for record in records:
+        if record["best"]:
+            groups.setdefault((record["alpha"], record["context_tokens"]), []).append(record)
+    for (alpha, context), found in groups.items():
+        how = "tree" if alpha is None else f"alpha {alpha:g}"
+        best = ", ".join(f"{r['gamma']} at batch {r['batch']:,} ({r['speedup_bound']:.2f}x)" for r in found)
+        yield f"{how}, context {context:,}: best draft length {out.paint(best, 'green')}"
+    for context in dict.fromkeys(record["context_tokens"] for record in records):
+        for alpha in alphas:
+            last = setup.last_paying_batch(context, alpha)
+            where = f"pays at every batch up to {LARGEST_BATCH:,}" if last is None else f"stops paying above batch {last:,}"
+            yield f"alpha {float(alpha):g}, context {context:,}: drafting {where if last != 0 else 'never pays'}"
+    if records and not any(record["best"] for record in records):
+        yield out.paint("no draft tree given pays at any of these batches", "red")
+
+
+def _accelerator(gpu: list[str] | None) -> Accelerator:
+    chips = accelerators(gpu)
+    if len(chips) > 1:
+        raise InputError("gpu: speculate takes one GPU")
+    return chips[0]
+
+
+@bundled(edits=EDIT_OPTIONS, out=OUTPUT)
+def speculate(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET", help="The model that verifies; without it, the formulas alone.", autocompletion=complete_models
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option("--draft", metavar="MODEL", help="The model that drafts, or mtp: one layer like the target's last."),
+    ] = None,
+    draft_cost: Annotated[
+        str | None, typer.Option("--draft-cost", metavar="C", help="Instead: a draft step's time over the target's.")
+    ] = None,
+    alpha: Annotated[
+        list[str] | None, typer.Option("--alpha", "-a", metavar="RATE", help="Chance that a draft is accepted, 0 < RATE <= 1.")
+    ] = None,
+    gamma: Annotated[
+        list[str] | None, typer.Option("--gamma", metavar=SWEEP, help="Draft lengths.  [default: 1,2,3,4,5,6,8, and the best]")
+    ] = None,
+    tree: Annotated[
+        list[str] | None, typer.Option("--tree", metavar=SWEEP, help="Nodes of a draft tree (Medusa, EAGLE); needs --accuracy.")
+    ] = None,
+    accuracy: Annotated[
+        list[str] | None,
+        typer.Option("--accuracy", metavar="P1,P2,...", help="Chances of the first, second, ... guess; once for each depth."),
+    ] = None,
+    gpu: Gpu = None,
+    batch: Batch = None,
+    context: Context = None,
+    *,
+    edits: Chosen,
+    out: Output,
+) -> int:
+    """Speed-up of speculative decoding by draft length, the best length by batch, and where it stops paying.
+
+    Verification takes the target's own step over gamma + 1 tokens, drafting the draft's own steps. Edits change the
+    target.
+
+    roofline speculate llama-3.1-70b --draft llama-3.1-8b --alpha 0.8 --gpu h200-sxm
+    """
+    from roofline.speculative.trees import best_tree
+
+    cost = _cost(draft_cost)
+    if tree and gamma:
+        raise InputError("gamma: a tree has nodes instead of a draft length; give --tree or --gamma")
+    accuracies = _accuracies(accuracy, alpha, bool(tree))
+    if not tree and not alpha:
+        raise InputError("alpha: say how often a draft is accepted, as in --alpha 0.8")
+    alphas = sweeps.fractions(alpha, "alpha") if alpha else []
+    gammas = sweeps.whole_numbers(gamma or DEFAULT_GAMMAS, "gamma", least=0)
+    if target is None:
+        if cost is None or draft or tree or gpu:
+            raise InputError("target: name the model that verifies; without one give --alpha and --draft-cost only")
+        records = list(_formulas(alphas, cost, gammas))
+        out.records(records, lambda: _cells(records))
+        out.note("", *(f"assumes: {line}" for line in FORMULA_ASSUMES))
+        return 0
+
+    from roofline.cli.points import variants
+    from roofline.cli.verdict import model_notes, plural
+    from roofline.configs.load import load_model
+    from roofline.speculative.rounds import Speculation
+
+    if draft is None and cost is None:
+        raise InputError("draft: name a draft model (--draft llama-3.2-1b), --draft mtp, or a relative cost (--draft-cost 0.05)")
+    if edits.count > 1:
+        raise InputError("edits: speculate takes one value per edit")
+    chip = _accelerator(gpu)
+    model = variants(load_model(target), edits)[-1].model
+    if model.encoder is not None:
+        raise InputError(f"target: {model.name} is an encoder-decoder; speculation is modelled for decoders")
+    setup = Speculation(model, chip, _draft(draft, model), cost)
+    batches = sweeps.whole_numbers(batch or DEFAULT_BATCHES, "batch")
+    contexts = sweeps.whole_numbers(context or [DEFAULT_CONTEXT], "context", least=0)
+    if tree:
+        trees = [best_tree(accuracies, size) for size in sweeps.whole_numbers(tree, "tree")]
+        records = list(_trees(setup, batches, contexts, accuracies, trees))
+    else:
+        records = list(_chains(setup, batches, contexts, alphas, gammas))
+    drafter = setup.draft.name if setup.draft else f"a draft of {float(cost or 0):g} of its step"
+    if not out.silent:
+        out.note(out.paint(f"{model.name} with {drafter} on {chip.id}", "bold"), *_verdicts(setup, records, alphas, out), "")
+    out.records(records, lambda: _cells(records))
+    too_large = sum(not record["fits"] for record in records)
+    notes = [f"{plural(too_large, 'row')} too large for one {chip.id} ({chip.capacity_rung} memory)"] if too_large else []
+    notes += [f"assumes: {line}" for line in (*model_notes(model), *(setup.draft.assumes if setup.draft else ()))]
+    notes.append(f"assumes: {ASSUMES}")
+    out.note("", *notes, f"not modelled: {NOT_MODELLED}")
+    return 0

@@ -1,0 +1,195 @@
+"""Rounds: what drafting and verifying take on an accelerator, and which draft length pays at a batch and a context.
+
+Verification is one step of the target over T = gamma + 1 tokens per sequence, so its time is the model's own step and
+not assumed to equal a decode step's: at a small batch the weights' traffic hides the extra tokens, at a large one they
+cost what they are. Acceptance is counted per sequence, whatever the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from roofline.accelerator import Accelerator
+from roofline.components.base import Component
+from roofline.components.linear import Embedding, Linear
+from roofline.components.mixing import rms_norm
+from roofline.errors import InputError, UnsupportedModel
+from roofline.model import Model
+from roofline.speculative.acceptance import check_cost, check_length, check_rate, expected_tokens
+from roofline.speculative.trees import Accuracies, Tree
+from roofline.timing import time
+from roofline.work import Work
+
+MOST_TRIED = 64
+"""Draft lengths that are tried in a search for the best."""
+LARGEST_BATCH = 2**16
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A duration under perfect overlap (``bound``) and without any (``serial``)."""
+
+    bound: float
+    serial: float
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(self.bound + other.bound, self.serial + other.serial)
+
+    def times(self, factor: Any) -> Seconds:
+        """Both times a factor."""
+        return Seconds(self.bound * float(factor), self.serial * float(factor))
+
+
+def multi_token_module(model: Model) -> Model:
+    """The model's own draft of one layer: norms, a projection of hidden state and embedding, the last layer, the head.
+
+    The shape of DeepSeek-V3's multi-token prediction (arXiv 2412.19437, section 2.2) and, but for the norms, of an EAGLE
+    head (arXiv 2401.15077). Embedding and head are the target's, so they are read and not stored again.
+    """
+    table = next((c for c in model.embedding if isinstance(c, Embedding)), None)
+    if table is None or not model.layers or model.encoder is not None:
+        raise UnsupportedModel(f"{model.name}: a draft layer of its own is modelled for decoders behind an embedding table only")
+    width = table.width
+    join: tuple[Component, ...] = (
+        rms_norm(width, name="draft.embedding_norm"),
+        rms_norm(width, name="draft.hidden_norm"),
+        Linear(2 * width, width, activation=table.activation, name="draft.join"),
+    )
+    shared = tuple(replace(c, tied=True) if isinstance(c, (Embedding, Linear)) else c for c in (*model.embedding, *model.head))
+    front, head = shared[: len(model.embedding)], shared[len(model.embedding) :]
+    assumes = ("draft: one layer like the target's last, behind a projection of hidden state and embedding",)
+    return Model(f"{model.name} MTP layer", (*front, *join), model.layers[-1:], model.final, head, assumes=assumes)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of drafting and verifying for a batch.
+
+    Attributes:
+        gamma: tokens drafted for each sequence (nodes of the tree).
+        tokens: expected tokens that each sequence gains.
+        draft, verify, plain: the draft's passes, the target's pass over the drafts, the target's decode step without them.
+    """
+
+    gamma: int
+    tokens: float
+    draft: Seconds
+    verify: Seconds
+    plain: Seconds
+
+    @property
+    def round(self) -> Seconds:
+        """Drafting and verifying, one after the other."""
+        return self.draft + self.verify
+
+    @property
+    def speedup(self) -> float:
+        """Speed-up over plain decoding, both at their bounds."""
+        return self.tokens * self.plain.bound / self.round.bound
+
+    @property
+    def speedup_serial(self) -> float:
+        """Speed-up over plain decoding, both without overlap."""
+        return self.tokens * self.plain.serial / self.round.serial
+
+    @property
+    def tpot(self) -> Seconds:
+        """Expected time per output token."""
+        return self.round.times(1 / self.tokens)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """A target with a draft on one accelerator.
+
+    Attributes:
+        target, accelerator: what verifies, where.
+        draft: the draft model; None where ``draft_cost`` says what a draft step takes.
+        draft_cost: a draft step's time over the target's decode step.
+
+    Raises InputError unless exactly one of ``draft`` and ``draft_cost`` is given.
+    """
+
+    target: Model
+    accelerator: Accelerator
+    draft: Model | None = None
+    draft_cost: Any = None
+    _times: dict[Any, Seconds] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if (self.draft is None) == (self.draft_cost is None):
+            raise InputError("draft: give a draft model, or the cost of its step relative to the target's, and not both")
+        if self.draft_cost is not None:
+            check_cost(self.draft_cost)
+
+    def _step(self, model: Model, batch: int, tokens: int, context: int) -> Seconds:
+        key = (model is self.target, batch, tokens, context)
+        if key not in self._times:
+            timing = time(model.cost(Work(batch, tokens, context, all_logits=True)), self.accelerator)
+            self._times[key] = Seconds(float(timing.bound), float(timing.serial))
+        return self._times[key]
+
+    def plain(self, batch: int, context: int) -> Seconds:
+        """A decode step of the target without speculation."""
+        return self._step(self.target, batch, 1, context)
+
+    def drafting(self, batch: int, context: int, widths: list[int]) -> Seconds:
+        """The draft's passes, one for each depth over so many tokens per sequence."""
+        if self.draft is None:
+            return self.plain(batch, context).times(len(widths) * self.draft_cost)
+        total = Seconds(0.0, 0.0)
+        for depth, width in enumerate(widths):
+            total = total + self._step(self.draft, batch, width, context + depth)
+        return total
+
+    def chain(self, batch: int, context: int, alpha: Any, gamma: int) -> Round:
+        """A round with ``gamma`` drafts one after another, each accepted with chance alpha."""
+        check_rate(alpha)
+        check_length(gamma)
+        plain = self.plain(batch, context)
+        verify = self._step(self.target, batch, gamma + 1, context)
+        draft = self.drafting(batch, context, [1] * gamma)
+        return Round(gamma, float(expected_tokens(alpha, gamma)), draft, verify, plain)
+
+    def tree(self, batch: int, context: int, accuracies: Accuracies, tree: Tree) -> Round:
+        """A round with a draft tree; all nodes are verified in one pass."""
+        verify = self._step(self.target, batch, tree.tokens, context)
+        draft = self.drafting(batch, context, tree.widths())
+        tokens = float(tree.expected_tokens(accuracies))
+        return Round(len(tree.nodes), tokens, draft, verify, self.plain(batch, context))
+
+    def best(self, batch: int, context: int, alpha: Any, longest: int = MOST_TRIED) -> Round:
+        """The round of the fastest draft length up to ``longest``; gamma 0, plain decoding, where none pays."""
+        return max((self.chain(batch, context, alpha, gamma) for gamma in range(longest + 1)), key=lambda r: r.speedup)
+
+    def last_paying_batch(self, context: int, alpha: Any, longest: int = MOST_TRIED) -> int | None:
+        """The largest batch at which some draft length still pays; 0 where none does, None where it always does.
+
+        Doubles the batch up to ``LARGEST_BATCH`` and then halves in on the last change.
+        """
+
+        def paying(batch: int) -> bool:
+            return self.best(batch, context, alpha, longest).gamma > 0
+
+        return _last(paying, LARGEST_BATCH)
+
+
+def _last(holds: Callable[[int], bool], limit: int) -> int | None:
+    tried = {batch: holds(batch) for batch in _doublings(limit)}
+    if tried[max(tried)]:
+        return None
+    low = max((batch for batch, yes in tried.items() if yes), default=0)
+    high = 2 * low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _doublings(limit: int) -> Iterator[int]:
+    batch = 1
+    while batch <= limit:
+        yield batch
+        batch *= 2
