@@ -80,12 +80,10 @@ class Formula:
 
     def rows(self) -> list[tuple[str, Any]]:
         """(label, expression) of everything that is not zero, in reading order."""
-        import sympy
-
         found = [
             ("FLOP", tidy(self.flops)),
             ("elementwise FLOP", tidy(self.elementwise)),
-            ("bytes", self.bytes if is_stepped(self.bytes) else sympy.expand(self.bytes)),
+            ("bytes", spread(self.bytes)),
             ("intensity (bf16)", self.intensity),
             *((f"  {condition}", limit) for condition, limit in self.limits),
             ("parameters", tidy(self.params)),
@@ -115,15 +113,18 @@ class Formula:
         return [rf"\text{{{label.strip()}}} = {sympy.latex(value)}" for label, value in self.rows()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every formula as text that sympy reads back."""
+        """Every formula as text that sympy reads back; the same keys for every entry, "0" where there is nothing."""
         return {
             "name": self.name,
             "title": self.title,
             "convention": self.convention,
-            **{label.strip().lower().replace(" ", "_"): str(value) for label, value in self.rows()[:4]},
+            "flop": str(tidy(self.flops)),
+            "elementwise_flop": str(tidy(self.elementwise)),
+            "bytes": str(spread(self.bytes)),
+            "intensity": str(self.intensity),
             "limits": {condition: str(limit) for condition, limit in self.limits},
-            "parameters": str(self.params),
-            "state_bytes_per_sequence": str(self.state_bytes),
+            "parameters": str(tidy(self.params)),
+            "state_bytes_per_sequence": str(tidy(self.state_bytes)),
             "values": dict(self.values),
             "source": self.source,
         }
@@ -141,6 +142,13 @@ def tidy(value: Any) -> Any:
     import sympy
 
     return value if is_stepped(value) else sympy.factor(value)
+
+
+def spread(value: Any) -> Any:
+    """A polynomial as a sum of products; an expression with rounding or cases as it was written."""
+    import sympy
+
+    return value if is_stepped(value) else sympy.expand(value)
 
 
 def bf16_intensity(cost: Cost) -> Any:

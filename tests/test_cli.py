@@ -7,11 +7,10 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from roofline.cli import run
 from roofline.cli.app import COMMANDS
 
 LLAMA_2_13B = {
@@ -27,22 +26,7 @@ CONTRACT = (
 )  # fmt: skip
 
 
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Answer]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    def call(*arguments: Any) -> Answer:
-        code = run([str(argument) for argument in arguments])
-        return Answer(code, *capsys.readouterr())
-
-    return call
+Cli = Callable[..., Any]
 
 
 @pytest.fixture
@@ -52,9 +36,8 @@ def llama(tmp_path: Path) -> Path:
     return path
 
 
-def points(answer: Answer) -> list[dict[str, Any]]:
-    assert answer.code == 0, answer.err
-    found: list[dict[str, Any]] = json.loads(answer.out)
+def points(answer: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = answer.records
     return found
 
 

@@ -119,3 +119,21 @@ def test_docs_are_generated_from_the_code():
 def test_bad_requests_name_the_field(call, complaint):
     with pytest.raises(InputError, match=complaint):
         call()
+
+
+KEYS = [
+    "name", "title", "convention", "flop", "elementwise_flop", "bytes", "intensity", "limits", "parameters",
+    "state_bytes_per_sequence", "values", "source",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_entry_has_the_same_keys_whatever_is_zero(name):
+    found = formula(name)
+    record = found.to_dict()
+    assert list(record) == KEYS
+    locals_ = {letter: symbol(letter) for letter in ALPHABET}
+    again = sympy.sympify(record["flop"], locals=locals_)
+    assert again == found.flops or sympy.expand(again - found.flops) == 0
+    assert list(record["limits"]) == [condition for condition, _ in found.limits]
+    assert not any(condition in record for condition, _ in found.limits), "a limit is no formula of the component"

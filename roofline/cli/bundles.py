@@ -7,6 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import typer
+
+INVOCATION = "invocation"
+"""Name under which typer hands a command its context, where options stand as they were typed."""
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -14,7 +19,8 @@ class Bundle:
 
     Attributes:
         options: parameter name -> (annotation as typer reads it, default).
-        make: builds from the options' values what the command receives.
+        make: builds from the options' values what the command receives; it gets those that were typed first, in their
+            order, then the others.
     """
 
     options: Mapping[str, tuple[Any, Any]]
@@ -30,8 +36,10 @@ def bundled(**bundles: Bundle) -> Callable[[Callable[..., Any]], Callable[..., A
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def with_options(**values: Any) -> Any:
+            typed = list(values.pop(INVOCATION).params)
             made = {
-                name: bundle.make(**{option: values.pop(option) for option in bundle.options}) for name, bundle in bundles.items()
+                name: bundle.make(**{option: values.pop(option) for option in typed if option in bundle.options})
+                for name, bundle in bundles.items()
             }
             return command(**values, **made)
 
@@ -42,6 +50,7 @@ def bundled(**bundles: Bundle) -> Callable[[Callable[..., Any]], Callable[..., A
             for bundle in bundles.values()
             for option, (annotation, default) in bundle.options.items()
         ]
+        added.append(inspect.Parameter(INVOCATION, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
         with_options.__doc__ = command.__doc__
         with_options.__name__ = command.__name__
         with_options.__signature__ = inspect.Signature([*kept, *added])  # type: ignore[attr-defined]

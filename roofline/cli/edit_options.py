@@ -22,7 +22,7 @@ class EditOption:
     """A what-if edit as an option.
 
     Attributes:
-        flag: of the option. help: its line.
+        flag: of the option. help: its line. alias: another spelling, "" for none.
         read: (what the option was given, its name) -> its values; None where a value is what the model has anyway.
         maker: the function of ``roofline.edits`` that makes the edit of a value.
         metavar: what the help shows for the value.
@@ -35,6 +35,7 @@ class EditOption:
     maker: str
     metavar: str = SWEEP
     completions: tuple[str, ...] = ()
+    alias: str = ""
 
     @property
     def name(self) -> str:
@@ -44,9 +45,10 @@ class EditOption:
     @property
     def annotation(self) -> Any:
         """The option as typer reads it."""
+        spellings = (self.flag, self.alias) if self.alias else (self.flag,)
         return Annotated[
             list[str] | None,
-            typer.Option(self.flag, metavar=self.metavar, help=self.help, autocompletion=lambda: list(self.completions)),
+            typer.Option(*spellings, metavar=self.metavar, help=self.help, autocompletion=lambda: list(self.completions)),
         ]
 
 
@@ -81,10 +83,11 @@ EDITS = (
     EditOption("--share-kv-every", "Layers that share keys and values (CLA).", sweeps.whole_numbers, "share_kv_every"),
     EditOption("--mla-rank", "Rank of the latent; turns GQA into MLA.", sweeps.whole_numbers, "mla_rank"),
     EditOption("--attention", "fused, or unfused: scores written and read.", _kernels, "unfused", "NAME", KERNELS),
-    EditOption("--dtype", "Format of the weights.", sweeps.names, "dtype", "FORMAT", WEIGHTS),
+    EditOption("--dtype", "Format of the weights.", sweeps.names, "dtype", "FORMAT", WEIGHTS, "--quant"),
     EditOption("--kv-dtype", "Format of cached keys and values.", sweeps.names, "kv_dtype", "FORMAT", ("bf16", "fp8")),
 )
-"""Every edit that the command line offers, in the order in which edits are applied: structure first, then formats."""
+"""Every edit that the command line offers, in the order of the help; they are applied in the order in which they are typed."""
+BY_NAME = {option.name: option for option in EDITS}
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Chosen:
     """Edits that a command was given: option name -> values.
 
     Attributes:
-        values: only of options that were given, in the order of ``EDITS``.
+        values: only of options that were given, in the order in which they are applied.
     """
 
     values: dict[str, list[Any]]
@@ -116,20 +119,15 @@ class Chosen:
             edit: Edit = maker() if option.maker == "unfused" else maker(value)
             return edit
 
-        given = [option for option in EDITS if option.name in self.values]
-        built = [[value and made(option, value) for value in self.values[option.name]] for option in given]
+        built = [[value and made(BY_NAME[name], value) for value in values] for name, values in self.values.items()]
         for combination in itertools.product(*built):
             if chosen := tuple(edit for edit in combination if edit):
                 yield chosen
 
 
 def _chosen(**given: list[str] | None) -> Chosen:
-    values = {}
-    for option in EDITS:
-        texts = given[option.name]
-        if texts:
-            values[option.name] = option.read(texts, option.flag.lstrip("-"))
-    return Chosen(values)
+    """The edits that were given, in the order of the arguments."""
+    return Chosen({name: BY_NAME[name].read(texts, BY_NAME[name].flag.lstrip("-")) for name, texts in given.items() if texts})
 
 
 EDIT_OPTIONS = Bundle({option.name: (option.annotation, None) for option in EDITS}, _chosen)

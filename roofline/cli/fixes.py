@@ -39,10 +39,9 @@ def _formats(question: Question, worst: Point, model: Model, chosen: Chosen, cac
     for fix in FORMAT_FIXES:
         if all(given.get(name) == value for name, value in fix.items()):
             continue
-        combined = {**given, **fix}
-        ordered = Chosen({option.name: [combined[option.name]] for option in EDITS if option.name in combined})
+        combined = Chosen({name: [value] for name, value in {**given, **fix}.items()})
         try:
-            point = _again(question, worst, variants(model, ordered, cached=cached)[-1])
+            point = _again(question, worst, variants(model, combined, cached=cached)[-1])
         except RooflineError:
             continue
         if _fits(point):
