@@ -210,9 +210,19 @@ class Model:
                     yield number, piece
 
     @property
+    def reads_source_text(self) -> bool:
+        """Whether an encoder reads a text of any length."""
+        return self.encoder is not None and bool(self.encoder.layers) and self.encoder.tokens is None
+
+    @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of bf16 state that one more token adds over all layers, below any window."""
-        per_token = sum(Fraction(number * piece.elements, piece.every) for number, piece in self._per_sequence("token"))
+        """Bytes of bf16 state that one more token adds over all layers, below any window.
+
+        Where an encoder reads text, whose length is as free as the decoder's, a token of each side is counted (T5); a
+        source of fixed length (Whisper's frames) or of another kind (image tokens) does not grow with the text.
+        """
+        growing = [*self._per_sequence("token"), *(self._per_sequence("source") if self.reads_source_text else ())]
+        per_token = sum(Fraction(number * piece.elements, piece.every) for number, piece in growing)
         return int(scale(per_token, BF16.bytes_per_element))
 
     @property

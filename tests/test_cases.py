@@ -74,16 +74,6 @@ def spare_columns(config: dict[str, Any]) -> int:
     return 0
 
 
-def crossed_bytes(config: dict[str, Any]) -> int:
-    """Bytes that one more token of a text source adds to the cache of cross-attention.
-
-    The table's slope of T5 comes from a source that grew along with the text; a source of fixed length does not grow.
-    """
-    if not config.get("is_encoder_decoder") or "max_source_positions" in config:
-        return 0
-    return int(2 * 2 * config["num_decoder_layers"] * config["num_heads"] * config["d_kv"])
-
-
 def differences(stem: str, model: Model) -> list[str]:
     """What the model says otherwise than the table."""
     row = ROWS[stem]
@@ -94,7 +84,7 @@ def differences(stem: str, model: Model) -> list[str]:
             cell(row, "params_oracle") or NOT_IN_TABLE.get(stem),
         ),
         "state bytes per token": (
-            model.kv_bytes_per_token + crossed_bytes(config),
+            model.kv_bytes_per_token,
             cell(row, "kv_bytes_per_token_bf16"),
         ),
         "fixed state elements": (

@@ -66,10 +66,10 @@ def test_the_cache_grows_with_the_text_and_with_the_source(name: str, per_token:
     assert model.state_elements_per_sequence == 0
 
 
-def test_growth_per_token_counts_self_attention_only() -> None:
-    assert load_model("whisper-large-v3").kv_bytes_per_token == 163840
-    assert load_model("llama-3.2-90b-vision").kv_bytes_per_token == 327680
-    assert load_model("t5-small").kv_bytes_per_token == 6 * 2 * 512 * 2
+def test_growth_per_token_counts_a_source_only_where_it_is_text_of_any_length() -> None:
+    assert load_model("whisper-large-v3").kv_bytes_per_token == 163840, "1500 frames do not grow"
+    assert load_model("llama-3.2-90b-vision").kv_bytes_per_token == 327680, "image tokens are not text"
+    assert load_model("t5-small").kv_bytes_per_token == 2 * (6 * 2 * 512 * 2), "one token on each side"
 
 
 def test_whisper_hears_1500_frames() -> None:
