@@ -180,7 +180,8 @@ class MoE(Block):
     Attributes:
         D: width of the residual stream. F: width of one routed expert. E, k: routed experts, picked per token.
         shared_F: total width of the shared experts, 0 for none. shared_gate: a sigmoid gate (D weights) on their output.
-        gated: three matrices per expert, two otherwise. bias: biases on the experts' projections.
+        gated: three matrices per expert, two otherwise. bias: biases on the routed experts' projections; shared_bias: on
+            those of the shared experts and of the latent.
         router_bias: a stored correction of E elements. router_linear_bias: a bias of the router's projection.
         weight, router_weight, shared_weight: storage of experts, router and shared experts (None: as experts).
         latent: width that routed experts work on instead of D, between two projections (Nemotron 3), None for D.
@@ -198,6 +199,7 @@ class MoE(Block):
     shared_gate: bool = False
     gated: bool = True
     bias: bool = False
+    shared_bias: bool = False
     router_bias: bool = False
     router_linear_bias: bool = False
     weight: Format = BF16
@@ -247,7 +249,9 @@ class MoE(Block):
         if self.shared_F == 0:
             return ()
         weight = self.weight if self.shared_weight is None else self.shared_weight
-        block = MLP(self.D, self.shared_F, self.gated, weight=weight, activation=self.activation, name=f"{self.name}.shared")
+        block = MLP(
+            self.D, self.shared_F, self.gated, self.shared_bias, weight, self.activation, name=f"{self.name}.shared"
+        )  # fmt: skip
         if not self.shared_gate:
             return block.parts
         gate = Linear(self.D, 1, weight=self.router_weight, activation=self.activation, name=f"{self.name}.shared_gate")
@@ -260,12 +264,9 @@ class MoE(Block):
     def _routed(self) -> tuple[Component, ...]:
         if self.latent is None:
             return self.experts
-        inward = Linear(
-            self.D, self.latent, weight=self._latent_weight, activation=self.activation, name=f"{self.name}.to_latent"
-        )
-        outward = Linear(
-            self.latent, self.D, weight=self._latent_weight, activation=self.activation, name=f"{self.name}.from_latent"
-        )
+        formats = (self.shared_bias, self._latent_weight, self.activation)
+        inward = Linear(self.D, self.latent, *formats, name=f"{self.name}.to_latent")
+        outward = Linear(self.latent, self.D, *formats, name=f"{self.name}.from_latent")
         return (inward, *self.experts, *self._combine(self.latent, self.k), outward)
 
     @property

@@ -103,7 +103,7 @@ def moe_of(config: Config, storage: Storage, prefix: str) -> MoE:
         E=config.size("n_routed_experts", "num_experts"),
         k=config.size_or(6, "num_experts_per_tok"),
         shared_F=width * config.size_or(0, "n_shared_experts", least=0, note=False),
-        bias=config.flag("mlp_bias", False),
+        shared_bias=config.flag("mlp_bias", False),
         weight=storage.linear(f"{prefix}experts.0.up_proj"),
         router_weight=storage.base,
         shared_weight=storage.linear(f"{prefix}shared_experts.up_proj"),
@@ -140,6 +140,9 @@ def read_latent(config: Config, storage: Storage, name: str, root: str = "model.
 
     Raises InputError for a missing key, UnsupportedModel for a feature that is not modelled.
     """
+    kind = config.text("model_type")
+    if config.flag("mlp_bias", False) and kind != "deepseek_v2":
+        raise UnsupportedModel(f"{kind}: biases of the feed-forward ({config.where}mlp_bias) are not part of this family")
     count = config.layers
     routed = sparse_layers(config, count)
     own = indexers(config, count) if "index_topk" in config else None

@@ -18,7 +18,7 @@ from roofline.configs.config import Config
 from roofline.configs.dense import assemble, layer_of, mixers_of, mlp_of
 from roofline.configs.guard import left_out, refuse_unread
 from roofline.configs.storage import Storage
-from roofline.configs.styles import Style
+from roofline.configs.styles import Style, resolve
 from roofline.errors import InputError
 from roofline.model import Layer, Model
 
@@ -156,7 +156,8 @@ def moe_of(config: Config, family: Family, storage: Storage, prefix: str, index:
     shared = F if family.always_shared else shared_width(config, F)
     return MoE(
         D=config.width, F=F, E=E, k=k, shared_F=shared, shared_gate=family.shared_gate,
-        bias=family.expert_bias, router_bias=family.router_bias, router_linear_bias=family.router_linear_bias,
+        bias=family.expert_bias, shared_bias=resolve(family.style.mlp_bias, config),
+        router_bias=family.router_bias, router_linear_bias=family.router_linear_bias,
         weight=storage.linear(f"{prefix}experts.0.gate_proj"), router_weight=storage.base,
         shared_weight=storage.linear(f"{prefix}shared_experts.gate_proj"), activation=storage.base,
     )  # fmt: skip

@@ -51,7 +51,7 @@ def moe_of(config: Config, storage: Storage, prefix: str) -> MoE:
         k=config.size("num_experts_per_tok"),
         shared_F=config.size("moe_shared_expert_intermediate_size", least=0),
         gated=False,
-        bias=config.flag("mlp_bias", False),
+        shared_bias=config.flag("mlp_bias", False),
         weight=storage.linear(f"{prefix}experts.0.up_proj"),
         router_weight=storage.base,
         shared_weight=storage.linear(f"{prefix}shared_experts.up_proj"),

@@ -7,6 +7,8 @@ models/zamba2; counts are checked against that class on the meta device.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from roofline.components.attention import Attention, CacheWrite
 from roofline.components.base import Component
 from roofline.components.feedforward import MLP
@@ -91,7 +93,7 @@ def read_zamba2(config: Config, storage: Storage, name: str) -> Model:
                 (
                     *before,
                     make_norm("rms", config.width, storage, "norm"),
-                    mamba2_of(config, storage, path, expanded(config)),
+                    replace(mamba2_of(config, storage, path, expanded(config)), conv_bias=True),
                 )
             )
         )
