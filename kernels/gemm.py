@@ -19,7 +19,7 @@ from roofline.components.linear import Linear
 from roofline.cost import Cost
 from roofline.kernels import buffers
 from roofline.kernels.device import DEFAULT, DEVICES, Device, of
-from roofline.kernels.spec import Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -118,7 +118,7 @@ def choose(M: int, N: int, K: int, dtype: str, device: Device, tma: bool) -> Til
     """Tiles by shape, operand type and device; ``tma``: whether the operands can be moved by TMA."""
     deep = 2 if TYPES[dtype].torch.itemsize == 1 else 1
     if dtype == "fp32":
-        return Tiles(64, 64, 32, warps=4, stages=2)
+        return Tiles(64, 64, 32, warps=8, stages=2)
     if M <= 32:
         BM, BN, BK = max(16, 1 << (M - 1).bit_length()), 64, 128 * deep
         tiles = ceil_div(N, BN)
@@ -129,7 +129,8 @@ def choose(M: int, N: int, K: int, dtype: str, device: Device, tma: bool) -> Til
     if ceil_div(M, 128) * ceil_div(N, 256) < device.units or device.shared < 200_000:
         stages = 4 if device.shared >= 200_000 else 3 if device.shared >= 100_000 else 2
         return Tiles(128, 128 if M > 128 else 64, 64 * deep, warps=8 if M > 128 else 4, stages=stages)
-    return Tiles(128, 256, 64 * deep, warps=8, stages=3, persistent=tma and device.has_tma)
+    wide = 128 if dtype == "int8" else 256
+    return Tiles(128, wide, 64 * deep, warps=8, stages=3, persistent=tma and device.has_tma)
 
 
 def can_use_tma(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, N: int, out_size: int) -> bool:
@@ -318,16 +319,16 @@ TOLERANCE = {
     "int8": Tolerance(0, "exact"),
 }
 LARGE, DECODE = (4096, 14336, 4096), (16, 4096, 14336)
-EIGHT_BITS = ("sm_90", "sm_100", "gfx942")
+TMA = ("gemm_tma_kernel",)
 BUILDS = (
-    Build(Gemm("large", "bf16", *LARGE, "bf16"), {"gemm_tma_kernel": "HGMMA"}, tma=("gemm_tma_kernel",)),
+    Build(Gemm("large", "bf16", *LARGE, "bf16"), {"gemm_tma_kernel": "HGMMA"}, TMA, EVERYWHERE),
     Build(Gemm("large-bias", "bf16", *LARGE, "bf16", bias=True), {"gemm_kernel": "HGMMA"}),
-    Build(Gemm("large-half", "fp16", *LARGE, "fp16"), {"gemm_tma_kernel": "HGMMA"}, tma=("gemm_tma_kernel",)),
+    Build(Gemm("large-half", "fp16", *LARGE, "fp16"), {"gemm_tma_kernel": "HGMMA"}, TMA),
     Build(Gemm("medium", "bf16", 256, 4096, 4096, "bf16"), {"gemm_kernel": "HGMMA"}),
     Build(Gemm("batch-64", "bf16", 64, 4096, 4096, "bf16"), {"gemm_kernel": "HGMMA"}),
     Build(Gemm("decode", "bf16", *DECODE, "bf16"), {"gemm_kernel": "HMMA"}),
-    Build(Gemm("large-fp8", "fp8", *LARGE, "bf16"), {"gemm_tma_kernel": "QGMMA"}, ("gemm_tma_kernel",), EIGHT_BITS),
-    Build(Gemm("large-int8", "int8", *LARGE, "int32"), {"gemm_tma_kernel": "IGMMA"}, ("gemm_tma_kernel",)),
+    Build(Gemm("large-fp8", "fp8", *LARGE, "bf16"), {"gemm_tma_kernel": "QGMMA"}, TMA),
+    Build(Gemm("large-int8", "int8", *LARGE, "int32"), {"gemm_tma_kernel": "IGMMA"}, TMA),
     Build(Gemm("single", "fp32", 1024, 1024, 1024, "fp32")),
 )
 MEASURED = (

@@ -10,6 +10,8 @@ from roofline.kernels.spec import Spec
 
 KERNELS = {
     "gemm": "Dense matmul: 16-bit, fp32, fp8 and int8; bias, split-K, persistent TMA.",
+    "gated_mlp": "Gate, up and activation of a feed-forward block in one kernel.",
+    "rmsnorm": "RMSNorm with the residual addition fused in.",
 }
 """Kernel -> one line about it; its file has its name."""
 

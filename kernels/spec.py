@@ -86,6 +86,10 @@ class Tolerance:
     reason: str
 
 
+EVERYWHERE = ("sm_90", "sm_80", "sm_100", "gfx942")
+"""Architectures for a build that is compiled for each."""
+
+
 @dataclass(frozen=True)
 class Build:
     """A production shape to compile for a GPU that need not be there.
@@ -100,7 +104,7 @@ class Build:
     case: Case
     units: Mapping[str, str] = field(default_factory=dict)
     tma: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ("sm_90", "sm_80", "sm_100", "gfx942")
+    targets: tuple[str, ...] = ("sm_90",)
 
 
 Tensors = dict[str, Any]

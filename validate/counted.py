@@ -218,13 +218,17 @@ def _convert(convert_float: Any) -> Any:
         if source == tl.float32 and target == tl.bfloat16:
             return _encoded(values)
         source8, target8 = FP8.get(str(source)), FP8.get(str(target))
+        if source8 is not None:
+            bits = torch.from_numpy(np.ascontiguousarray(values).view(np.uint8)).view(source8)
+            values, source = bits.to(torch.float32).numpy(), tl.float32
         if target8 is not None and source in (tl.float32, tl.float16):
             cast = torch.from_numpy(np.ascontiguousarray(values)).to(target8)
             return cast.view(torch.uint8).numpy().reshape(np.shape(values))
-        if source8 is not None and target in (tl.float32, tl.float16):
-            bits = torch.from_numpy(np.ascontiguousarray(values).view(np.uint8)).view(source8)
-            wide = bits.to(torch.float32 if target == tl.float32 else torch.float16).numpy()
-            return wide.view(np.uint32 if target == tl.float32 else np.uint16).reshape(np.shape(values))
+        if source8 is not None:
+            if target == tl.bfloat16:
+                return _encoded(values)
+            wide = values.astype(np.float32 if target == tl.float32 else np.float16)
+            return wide.view(np.uint32 if target == tl.float32 else np.uint16)
         return convert_float(values, source, target, rounding)
 
     return convert

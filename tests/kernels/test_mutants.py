@@ -35,6 +35,11 @@ MUTANTS = [
     Mutant("gemm", "extra load", "    total = tl.zeros((BM, BN), ACCUMULATOR)\n    for", "    total = tl.zeros((BM, BN), ACCUMULATOR)\n    tl.load(a)\n    for", "ragged", "gemm_kernel.a: 42018 B requested"),
     Mutant("gemm", "missing part", "tl.static_range(1, SPLITS)", "tl.static_range(2, SPLITS)", "split-bias", "sum_parts_kernel.parts: 7800 B requested"),
     Mutant("gemm", "swapped tiles", "row, column = place(tl", "column, row = place(tl", "grouped-rows", "NaN"),
+    Mutant("rmsnorm", "wrong mask", "(column[None, :] < D)", "(column[None, :] < D - 1)", "ragged", "NaN at 5 places"),
+    Mutant("rmsnorm", "missing write", "        tl.store(stream + at, rounded, mask=inside)\n", "", "residual", "stream: NaN at 2240 places"),
+    Mutant("rmsnorm", "wrong divisor", "/ D + epsilon", "/ BLOCK + epsilon", "ragged", "rms error"),
+    Mutant("gated_mlp", "extra load", "    gate = tl.zeros((BM, BN), tl.float32)\n", "    gate = tl.zeros((BM, BN), tl.float32) + 0.0 * tl.load(weight).to(tl.float32)\n", "ragged", "requested to read"),
+    Mutant("gated_mlp", "wrong operand", "tl.dot(tile, w_up, up", "tl.dot(tile, w_gate, up", "half", "rms error"),
 ]  # fmt: skip
 
 
