@@ -16,10 +16,10 @@ from roofline.cost import Cost
 from roofline.edits import apply, bidirectional
 from roofline.errors import InputError
 from roofline.inference import Deployment, frame
-from roofline.memory import plain
+from roofline.memory import Memory, plain, usable
 from roofline.model import Model
-from roofline.numeric import ceil_div, ratio
-from roofline.timing import time
+from roofline.numeric import ceil_div, maximum, ratio
+from roofline.timing import Timing, time
 from roofline.work import Work
 
 if TYPE_CHECKING:
@@ -64,29 +64,37 @@ class Denoising:
         """Tokens that a step finishes on average."""
         return ratio(self.block, self.steps)
 
+    def sequences(self, batch: int) -> int:
+        """Sequences that a step runs for ``batch`` requests."""
+        return 2 * batch if self.guidance else batch
+
     def work(self, batch: int, prompt: int) -> Iterator[tuple[int, Work]]:
         """(number of steps, their work) of a whole generation; the prompt of a cached one is prefilled first."""
-        sequences = 2 * batch if self.guidance else batch
+        return self.work_in(self.steps, batch, prompt)
+
+    def work_in(self, steps: int, batch: int, prompt: int) -> Iterator[tuple[int, Work]]:
+        """As ``work``, with another number of steps per block."""
+        sequences = self.sequences(batch)
         whole = prompt + self.output_tokens
         if self.cache == "block":
             yield 1, Work(sequences, prompt, 0)
         for index in range(ceil_div(self.output_tokens, self.block)):
             done = prompt + index * self.block
             length = min(self.block, whole - done)
-            yield from self._block(sequences, whole, done, length)
+            yield from self._block(steps, sequences, whole, done, length)
 
-    def _block(self, sequences: int, whole: int, done: int, length: int) -> Iterator[tuple[int, Work]]:
+    def _block(self, steps: int, sequences: int, whole: int, done: int, length: int) -> Iterator[tuple[int, Work]]:
         full = Work(sequences, whole, 0, all_logits=True)
         if self.cache == "none":
-            yield self.steps, full
+            yield steps, full
             return
         if self.cache == "block":
-            yield self.steps, Work(sequences, length, done, all_logits=True)
+            yield steps, Work(sequences, length, done, all_logits=True)
             return
         yield 1, full
-        if self.steps > 1:
+        if steps > 1:
             fresh = length if self.cache == "dual" else whole - done
-            yield self.steps - 1, Work(sequences, fresh, whole - fresh, all_logits=True)
+            yield steps - 1, Work(sequences, fresh, whole - fresh, all_logits=True)
 
 
 @dataclass(frozen=True)
@@ -95,9 +103,11 @@ class Denoised:
 
     Attributes:
         steps: denoising steps in all. cost: FLOPs and bytes of the whole generation.
+        memory: what must fit; without a cache no state is kept.
         e2e_bound_s, e2e_serial_s: prompt to last token, under perfect overlap in each step and without any [s].
         autoregressive_e2e_bound_s: the same for decoding token by token with a cache.
-        break_even_tokens_per_step: tokens that a step behind a cache must finish to be as fast as decoding, at the bound.
+        break_even_tokens_per_step: tokens that a step of this plan must finish on average to be as fast as decoding, at
+            the bound; None where prefill and refreshes of the cache alone take longer than decoding.
     """
 
     model: str
@@ -107,10 +117,11 @@ class Denoised:
     plan: Denoising
     steps: int
     cost: Cost = field(repr=False)
+    memory: Memory
     e2e_bound_s: float
     e2e_serial_s: float
     autoregressive_e2e_bound_s: float
-    break_even_tokens_per_step: float
+    break_even_tokens_per_step: float | None
 
     @property
     def output_tok_per_s(self) -> float:
@@ -138,6 +149,11 @@ class Denoised:
             "steps": self.steps,
             "matrix_flop": plain(self.cost.matrix_flops),
             "moved_bytes": plain(self.cost.bytes),
+            "weight_bytes": plain(self.memory.weight_bytes),
+            "kv_bytes": plain(self.memory.kv_bytes),
+            "required_bytes": plain(self.memory.required_bytes),
+            "capacity_bytes": plain(self.memory.capacity_bytes),
+            "fits": self.memory.fits,
             "e2e_bound_s": self.e2e_bound_s,
             "e2e_serial_s": self.e2e_serial_s,
             "output_tok_per_s_bound": self.output_tok_per_s,
@@ -172,18 +188,39 @@ def break_even_tokens_per_step(deployment: Deployment, batch: Any, context: Any,
 def denoise(deployment: Deployment, batch: int, prompt: int, plan: Denoising) -> Denoised:
     """A whole generation by denoising on one device."""
     model = bidirectional_model(deployment.model)
-    costs: list[tuple[int, Cost]] = []
-    bound = serial = 0.0
-    steps = 0
-    for number, work in plan.work(batch, prompt):
-        cost = model.cost(work)
-        timing = time(cost, deployment.accelerator)
-        costs.append((number, cost))
-        bound += number * timing.bound
-        serial += number * timing.serial
-        steps += number if work.all_logits else 0
-    autoregressive = deployment.generate(batch, prompt, plan.output_tokens)
+    seen: dict[Work, tuple[Cost, Any, Timing]] = {}
+
+    def one(work: Work) -> tuple[Cost, Any, Timing]:
+        if work not in seen:
+            cost, workspace = model.step(work)
+            seen[work] = cost, workspace, time(cost, deployment.accelerator)
+        return seen[work]
+
+    def bound(steps: int) -> float:
+        return float(sum(number * one(work)[2].bound for number, work in plan.work_in(steps, batch, prompt)))
+
+    works = list(plan.work(batch, prompt))
+    kept = 0 if plan.cache == "none" else plan.sequences(batch) * model.state_bytes(prompt + plan.output_tokens)
+    workspace: Any = 0
+    for _, work in works:
+        workspace = maximum(workspace, one(work)[1])
+    decoding = deployment.generate(batch, prompt, plan.output_tokens).e2e_bound_s
     return Denoised(
-        deployment.model.name, deployment.accelerator.id, batch, prompt, plan, steps, Cost.total(costs), bound, serial,
-        autoregressive.e2e_bound_s, break_even_tokens_per_step(deployment, batch, prompt, plan.block),
+        deployment.model.name, deployment.accelerator.id, batch, prompt, plan,
+        steps=sum(number for number, work in works if work.all_logits),
+        cost=Cost.total((number, one(work)[0]) for number, work in works),
+        memory=Memory(model.weight_bytes, kept, workspace, usable(deployment.accelerator, deployment.memory_fraction)),
+        e2e_bound_s=bound(plan.steps),
+        e2e_serial_s=sum(number * one(work)[2].serial for number, work in works),
+        autoregressive_e2e_bound_s=decoding,
+        break_even_tokens_per_step=_break_even(plan.block, bound(1), bound(2), decoding),
     )  # fmt: skip
+
+
+def _break_even(block: int, one: float, two: float, decoding: float) -> float | None:
+    """Tokens per step at which a plan takes as long as decoding, from its time with one and with two steps per block.
+
+    The time is linear in the steps, so both give the line; what ``decoding`` affords of it is a number of steps.
+    """
+    affordable = 1 + (decoding - one) / (two - one)
+    return block / affordable if affordable > 0 else None

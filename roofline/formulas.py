@@ -290,8 +290,8 @@ def markdown() -> str:
     head = (
         "# The formulas\n\n"
         "Generated from the code by `python docs/generate_formulas.py`; do not edit.\n"
-        "One multiply-add is 2 FLOP; causal attention counts the causal half. `w` and `s` are the bytes of a stored weight and of a\n"
-        "cached element; activations take 2 bytes.\n\n"
+        "One multiply-add is 2 FLOP; causal attention counts the causal half. `w` and `s` are the bytes of a stored weight "
+        "and of a\ncached element; activations take 2 bytes.\n\n"
         f"| letter | meaning | unit |\n|---|---|---|\n{letters}\n"
     )
     return head + "\n".join(_section(formula(name)) for name in names())

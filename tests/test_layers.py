@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cost", "work", "accelerator"),
     ("components",),
     ("model", "configs", "edits", "engines", "formulas", "formula_book"),
-    ("timing", "parallel", "memory", "speculative", "training"),
+    ("timing", "parallel", "memory", "speculative", "training", "breakdown"),
     ("inference", "serving", "diffusion"),
     ("sweep", "planner"),
     ("report", "plots", "cli", "__main__"),

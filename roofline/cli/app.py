@@ -16,6 +16,7 @@ COMMANDS = {
     "explain": "One step kernel by kernel: FLOPs, bytes, intensity, time, what binds.",
     "fit": "The largest batch and context that fit, and by how much the next one misses.",
     "speculate": "Speculative decoding: speed-up by draft length, the best one by batch, where it stops paying.",
+    "diffusion": "Denoising masked tokens in steps, beside autoregressive decoding: what is faster, and from when on.",
     "formula": "The formulas themselves: FLOPs, bytes, intensity and its limits.",
     "models": "The models in the catalogue, or everything about one.",
     "gpus": "The accelerators, or every number of one with its source.",

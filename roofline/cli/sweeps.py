@@ -126,6 +126,16 @@ def whole_numbers(texts: Sequence[str], field: str, least: int = 1) -> list[int]
     return list(found)
 
 
+def at_least(texts: Sequence[str], field: str, least: int) -> list[Fraction]:
+    """The numbers that an option was given, exactly, each once. Raises InputError that names the field."""
+    found: dict[Fraction, None] = {}
+    for term, _, value in _values(texts, field):
+        if not least <= value <= LARGEST:
+            raise InputError(f"{field}: {term!r} is out of range; give a number from {least} to {LARGEST:.0e}")
+        found[value] = None
+    return list(found)
+
+
 def fractions(texts: Sequence[str], field: str) -> list[Fraction]:
     """The shares that an option was given, each above 0 and at most 1. Raises InputError that names the field."""
     found: dict[Fraction, None] = {}

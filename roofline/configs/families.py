@@ -57,6 +57,9 @@ READERS: dict[str, str] = {
     "step3p7": "moe_mixed:read_step",
     **{family: reader for reader, families in FIXED_STATE.items() for family in families},
     **dict.fromkeys(("deepseek_v4", "deepseek_ref"), "deepseek_v4:read_compressed"),
+    "llada": "diffusion:read_llada",
+    "Dream": "diffusion:read_dream",
+    "llada2_moe": "diffusion:read_llada2",
 }
 """model_type -> "module:function" under ``roofline.configs``; the module is imported when its family is met."""
 

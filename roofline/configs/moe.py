@@ -18,7 +18,7 @@ from roofline.configs.config import Config
 from roofline.configs.dense import assemble, layer_of, mixers_of, mlp_of
 from roofline.configs.guard import left_out, refuse_unread
 from roofline.configs.storage import Storage
-from roofline.configs.styles import Style, resolve
+from roofline.configs.styles import MEGATRON, Modules, Style, resolve
 from roofline.errors import InputError
 from roofline.model import Layer, Model
 
@@ -70,6 +70,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "hunyuan_v1_moe": Family(replace(LLAMA, qk_norm="head"), always_shared=True),
     "minimax_m2": Family(Style(qk_norm="full")),
+    "llada2_moe": Family(
+        Style(
+            qkv_bias="use_qkv_bias", o_bias="use_bias", qk_norm="head", qk_norm_if=("use_qk_norm", True), rotary_part=0.5,
+            modules=Modules(attention="attention.", qkvo=MEGATRON),
+        ),
+        defaults={"use_bias": True},
+    ),
     "gpt_oss": Family(
         replace(LLAMA, period=2), expert_bias=True, router_linear_bias=True, sinks=True, defaults={"attention_bias": True}
     ),

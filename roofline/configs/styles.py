@@ -233,6 +233,7 @@ STYLES: dict[str, Style] = {
     "phi3": Style(windows=True, modules=FUSED),
     "qwen": Style(qkv_bias=True, kv_heads="all", modules=QWEN, reads=("qkv_bias",)),
     "qwen2": Style(qkv_bias=True, windows=True, kv_heads=32, reads=("attention_bias", "qkv_bias")),
+    "Dream": Style(qkv_bias=True, windows=True, kv_heads=32),
     "qwen3": Style(qk_norm="head", windows=True, kv_heads=32, head_dim=128, **ATTENTION_BIAS),
     "qwen3_vl_text": Style(qk_norm="head", windows=True, kv_heads=32, head_dim=128, **ATTENTION_BIAS),
     "seed_oss": Style(

@@ -13,7 +13,7 @@ UNSUPPORTED: dict[str, str] = {
         (
             "afmoe", "aria", "aria_text", "bailing_moe", "deepseek", "doge", "dots1", "exaone_moe", "flint", "grok-1", "hunyuan",
             "hy_v3", "inkling_text", "jetmoe", "kolibri1", "laguna", "mellum", "muse_spark", "sarvam_moe", "solar_open",
-            "granitemoe_swa", "llada2_moe", "arctic", "minicpm_moe",
+            "granitemoe_swa", "arctic", "minicpm_moe",
         ),
         EXPERTS,
     ),
