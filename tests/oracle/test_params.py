@@ -74,6 +74,56 @@ def test_parameters_of_default_configs(meta: ModuleType, family: str) -> None:
     compare(meta, config, read(config, InputError))
 
 
+NO_MATTER = (
+    "use_cache", "return_dict", "output_hidden_states", "output_attentions", "output_router_logits", "is_decoder",
+    "is_encoder_decoder", "add_cross_attention", "torchscript",
+)  # fmt: skip
+"""Switches that say how a model is run, or what a file is a part of."""
+
+NOT_THE_CONFIG = {
+    ("bart", "tie_word_embeddings"): "untied, the class keeps a fourth table that nothing reads",
+    ("mbart", "tie_word_embeddings"): "untied, the class keeps a fourth table that nothing reads",
+    ("t5", "tie_word_embeddings"): "the class ties whatever the config says; published T5 v1.1 does not",
+    ("mt5", "tie_word_embeddings"): "the class ties whatever the config says; published mT5 does not",
+    ("t5", "is_gated_act"): "derived from feed_forward_proj",
+    ("mt5", "is_gated_act"): "derived from feed_forward_proj",
+    ("kimi_linear", "tie_word_embeddings"): "the class cannot tie",
+    ("nemotron_h", "tie_word_embeddings"): "the class cannot tie",
+    ("mllama_text_model", "tie_word_embeddings"): "the class cannot tie",
+    ("zamba2", "tie_word_embeddings"): "untying the head, the class also parts the blocks that layers share",
+}
+"""Where transformers 5.24 does something else than the config says."""
+
+
+def text_parameters(meta: ModuleType, config: Mapping[str, Any]) -> int | None:
+    """Text parameters by transformers; None for a config that its classes refuse or cannot build."""
+    try:
+        expected = meta.parameters_of(config)
+    except Exception:
+        return None
+    return None if expected is None else int(expected[0])
+
+
+@pytest.mark.parametrize("family", sorted(READERS))
+def test_parameters_follow_every_switch_or_it_is_refused(meta: ModuleType, family: str) -> None:
+    """Each true or false key of a default configuration, turned over."""
+    config = meta.default_config(family)
+    if config is None or "text_config" in config:
+        pytest.skip(f"{family}: transformers has no such class of its own")
+    switches = [key for key, value in config.items() if isinstance(value, bool) and key not in NO_MATTER]
+    wrong = {}
+    for key in switches:
+        turned = {**config, key: not config[key]}
+        expected = text_parameters(meta, turned)
+        try:
+            found = load_model(turned).params
+        except (InputError, UnsupportedModel):
+            continue
+        if expected not in (None, found) and (family, key) not in NOT_THE_CONFIG:
+            wrong[key] = (found, expected)
+    assert wrong == {}
+
+
 FLAGS: dict[str, tuple[str, ...]] = {
     "llama": ("attention_bias", "mlp_bias"),
     "mistral": (),
