@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,17 @@ class Work:
         values["S"] = _size(self.S, "cached tokens", 0)
         values["source"] = _size(self.source, "source tokens", 0)
         values["tokens"] = self.B * self.T
+
+    def once(self, count: Callable[..., Any], *options: Any) -> Any:
+        """``count(*options, T, S)``, computed once for this work: several components ask for the same pairs and keys.
+
+        ``count`` and ``options`` must be hashable, and the count a pure function.
+        """
+        known = self.__dict__.setdefault("_counts", {})
+        key = (count, *options)
+        if key not in known:
+            known[key] = count(*options, self.T, self.S)
+        return known[key]
 
     @property
     def sequences(self) -> Any:

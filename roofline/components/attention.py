@@ -74,7 +74,7 @@ class Attention(Component):
         """(pairs per head, keys read per key-value head) of one sequence."""
         if self.source:
             return work.T * work.source, work.source
-        return pairs(self.mask, self.size, work.T, work.S), keys(self.mask, self.size, work.T, work.S)
+        return work.once(pairs, self.mask, self.size), work.once(keys, self.mask, self.size)
 
     def group_cost(self, work: Work) -> Cost:
         per_pair, per_key, read, written = self._constants

@@ -100,8 +100,7 @@ class CompressWrite(Component):
 
     def group_cost(self, work: Work) -> Cost:
         pooled, projected, flops, special, entry, biases = self._constants
-        reach = Reach(self.every)
-        complete = reach.entries(work.S + work.T) - reach.entries(work.S)
+        complete = work.once(Reach.completed, Reach(self.every))
         entries = work.B * complete
         behind = work.B * (minimum(work.S, pooled - 1) * minimum(complete, 1))
         stream = "index" if self.state_name == "index" else "state"

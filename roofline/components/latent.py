@@ -66,6 +66,10 @@ class Reach:
         """Entries that are complete after that many tokens."""
         return tokens if self.every == 1 else floor_div(tokens, self.every)
 
+    def completed(self, T: Any, S: Any) -> Any:
+        """Entries that T new tokens behind S cached ones complete."""
+        return self.entries(S + T) - self.entries(S)
+
     def _seen(self, n: Any) -> Any:
         """Entries seen by the queries of n tokens together: floor(1 / m) + ... + floor(n / m)."""
         whole = floor_div(n, self.every)
@@ -138,8 +142,8 @@ class LatentAttention(Component):
     def scored(self, work: Work) -> tuple[Any, Any]:
         """(pairs per head, entries read) of one sequence."""
         return (
-            sum(reach.pairs(work.T, work.S) for reach in self.reaches),
-            sum(reach.read(work.T, work.S) for reach in self.reaches),
+            sum(work.once(Reach.pairs, reach) for reach in self.reaches),
+            sum(work.once(Reach.read, reach) for reach in self.reaches),
         )
 
     def group_cost(self, work: Work) -> Cost:

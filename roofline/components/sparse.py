@@ -59,10 +59,10 @@ class IndexScores(Component):
 
     def group_cost(self, work: Work) -> Cost:
         per_pair, per_key, read = self._constants
-        pairs = work.B * self.reach.pairs(work.T, work.S)
+        pairs = work.B * work.once(Reach.pairs, self.reach)
         return Cost(
             {self.index.unit: per_pair * pairs, "vector": (INDEX_VECTOR_FLOPS * self.heads) * pairs},
-            {"activations": read * work.tokens, "index": per_key * (work.B * self.reach.read(work.T, work.S))},
+            {"activations": read * work.tokens, "index": per_key * (work.B * work.once(Reach.read, self.reach))},
             {"activations": INDEX_BYTES * pairs},
             1,
         )
@@ -85,11 +85,11 @@ class TopK(Component):
     name: str = "index_select"
 
     def group_cost(self, work: Work) -> Cost:
-        scores = work.B * self.seen.pairs(work.T, work.S)
+        scores = work.B * work.once(Reach.pairs, self.seen)
         return Cost(
             {"vector": scores},
             {"activations": INDEX_BYTES * scores},
-            {"activations": INDEX_BYTES * (work.B * self.chosen.pairs(work.T, work.S))},
+            {"activations": INDEX_BYTES * (work.B * work.once(Reach.pairs, self.chosen))},
             1,
         )
 
