@@ -115,11 +115,13 @@ class Config:
             raise InputError(f"config: {self.where}{key} must be true or false, not {value!r:.60}")
         return value
 
-    def number(self, key: str, default: float) -> float:
-        """A real number (a rotary fraction, say). Raises InputError when it is not one."""
+    def number(self, key: str, default: float, *, most: float = LARGEST_SIZE) -> float:
+        """A real number from 0 to ``most`` (a rotary fraction, a multiplier). Raises InputError when it is not one."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise InputError(f"config: {self.where}{key} must be a number, not {value!r:.60}")
+        if not 0 <= value <= most:
+            raise InputError(f"config: {self.where}{key} is {value!r:.60}, outside 0 to {most}")
         return value
 
     def text(self, key: str, default: str = "") -> str:

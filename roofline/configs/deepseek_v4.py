@@ -58,6 +58,9 @@ def attention_of(config: Config, storage: Storage, prefix: str, kind: str, every
         raise UnsupportedModel(f"config: {config.where}num_key_value_heads other than 1 is not supported with compressed entries")
     if heads * width % groups:
         raise InputError(f"config: {config.where}o_groups {groups} does not divide the {heads} x {width} output elements")
+    rotary = config.size("qk_rope_head_dim", least=0) if "qk_rope_head_dim" in config else config.rotary
+    if rotary >= width:
+        raise InputError(f"config: {config.where}qk_rope_head_dim {rotary} is not below head_dim {width}")
     indexed: dict[str, Any] = {}
     if kind == CSA:
         indexed = {
@@ -70,7 +73,7 @@ def attention_of(config: Config, storage: Storage, prefix: str, kind: str, every
         D=config.width,
         N=heads,
         H=width,
-        P=config.size("qk_rope_head_dim", least=0) if "qk_rope_head_dim" in config else config.rotary,
+        P=rotary,
         Q=config.size("q_lora_rank"),
         groups=groups,
         rank=config.size("o_lora_rank"),

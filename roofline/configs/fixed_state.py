@@ -58,6 +58,8 @@ def adjusted_width(config: Config) -> int:
     width = int(2 * width / 3)
     multiple = config.size_or(256, "block_multiple_of")
     width = int(config.number("block_ffn_dim_multiplier", 1.0) * width)
+    if width < 1:
+        raise InputError(f"config: {config.where}block_ffn_dim_multiplier leaves no feed-forward layer")
     return multiple * -(-width // multiple)
 
 

@@ -48,8 +48,8 @@ def _rotary(config: Config, kind: str, head_dim: int, default: float) -> int:
     parameters = config.get("rope_parameters", {})
     section = parameters.get(kind) if isinstance(parameters, Mapping) else None
     part = section.get("partial_rotary_factor", 1.0) if isinstance(section, Mapping) else default
-    if isinstance(part, bool) or not isinstance(part, (int, float)):
-        raise InputError(f"config: {config.where}rope_parameters.{kind}.partial_rotary_factor must be a number")
+    if isinstance(part, bool) or not isinstance(part, (int, float)) or not 0 <= part <= 1:
+        raise InputError(f"config: {config.where}rope_parameters.{kind}.partial_rotary_factor must be a number from 0 to 1")
     return int(part * head_dim)
 
 

@@ -46,7 +46,8 @@ def kinds_of(config: Config) -> list[str]:
         if kinds is None:
             raise InputError(f"config: {section.where}full_attn_layers and kda_layers are missing, and so is layer_types")
         return kinds
-    if sorted(full + delta) != list(range(1, count + 1)):
+    named = full + delta
+    if len(named) != count or set(map(str, named)) != set(map(str, range(1, count + 1))):
         raise InputError(f"config: {section.where}full_attn_layers and kda_layers must name each of the {count} layers once")
     return [ATTENTION if index + 1 in full else RECURRENT for index in range(count)]
 

@@ -16,7 +16,7 @@ from roofline.configs.config import Config
 from roofline.configs.families import READERS, reader_of
 from roofline.configs.storage import Storage
 from roofline.configs.unsupported import UNSUPPORTED
-from roofline.errors import UnsupportedModel
+from roofline.errors import InputError, UnsupportedModel
 from roofline.model import Model
 
 Projector = Callable[[Config, Config, Config], int]
@@ -56,7 +56,10 @@ def _lfm2(config: Config, vision: Config, text: Config) -> int:
 
 def _kimi(config: Config, vision: Config, text: Config) -> int:
     D = vision.size("mm_hidden_size", "hidden_size", "vt_hidden_size")
-    height, width = vision.get("merge_kernel_size", [2, 2])
+    kernel = vision.items("merge_kernel_size") or [2, 2]
+    if len(kernel) != 2 or not all(isinstance(side, int) and side > 0 for side in kernel):
+        raise InputError(f"config: {vision.where}merge_kernel_size must be two positive whole numbers, not {kernel!r:.60}")
+    height, width = kernel
     wide = D * height * width
     return 2 * D + towers.perceptron(wide, wide, text.width)
 
