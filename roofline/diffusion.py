@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.cost import Cost
 from roofline.edits import apply, bidirectional
-from roofline.errors import InputError
+from roofline.errors import InputError, UnsupportedModel
 from roofline.inference import Deployment, frame
 from roofline.memory import Memory, plain, usable
 from roofline.model import Model
@@ -169,7 +169,12 @@ class Denoised:
 
 
 def bidirectional_model(model: Model) -> Model:
-    """The model as a denoiser runs it: no causal mask inside a step. Raises InputError where its attention cannot be."""
+    """The model as a denoiser runs it: no causal mask inside a step.
+
+    Raises InputError where its attention cannot be bidirectional, UnsupportedModel for an encoder-decoder.
+    """
+    if model.encoder is not None:
+        raise UnsupportedModel(f"{model.name}: denoising behind an encoder is not supported")
     return apply(model, [bidirectional()])
 
 

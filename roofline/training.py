@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from roofline.errors import InputError
+from roofline.errors import InputError, UnsupportedModel
 from roofline.model import Model
 from roofline.numeric import ratio, scale, whole
 from roofline.work import Work
@@ -26,6 +26,8 @@ def forward_flops(model: Model, tokens: int, sequence: int) -> Any:
 
     Whole sequences are counted exactly; a rest that is no whole sequence counts in proportion.
     """
+    if model.encoder is not None:
+        raise UnsupportedModel(f"{model.name}: training an encoder beside the decoder is not supported")
     if tokens < 1 or sequence < 1:
         raise InputError(f"tokens: {tokens} tokens in sequences of {sequence} are out of range; give 1 or more of both")
     one = model.for_prefill.cost(Work(1, sequence, 0, all_logits=True)).matrix_flops

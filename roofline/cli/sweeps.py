@@ -105,13 +105,13 @@ def _values(texts: Sequence[str], field: str) -> Iterator[tuple[str, bool, Fract
                 yield term, ":" in term, value
 
 
-def whole_numbers(texts: Sequence[str], field: str, least: int = 1) -> list[int]:
+def whole_numbers(texts: Sequence[str], field: str, least: int = 1, most: int = LARGEST) -> list[int]:
     """The whole numbers that an option was given, in order, each once.
 
     Args:
         texts: the option's values; each a list of terms, see the module's table.
         field: name of the option, for errors.
-        least: the smallest value that makes sense.
+        least, most: the smallest and the largest value that make sense.
 
     Raises InputError that names the field: not a number, not whole, out of range, or too many.
     """
@@ -120,8 +120,8 @@ def whole_numbers(texts: Sequence[str], field: str, least: int = 1) -> list[int]
         if not swept and value.denominator != 1:
             raise InputError(f"{field}: {term!r} is not a whole number")
         number = round(value)
-        if not least <= number <= LARGEST:
-            raise InputError(f"{field}: {term!r} is out of range; give a whole number from {least} to {LARGEST:.0e}")
+        if not least <= number <= most:
+            raise InputError(f"{field}: {term!r} is out of range; give a whole number from {least} to {most:.0e}")
         found[number] = None
     return list(found)
 
