@@ -192,6 +192,7 @@ class AttentionBlock(Block):
         caches: False in an encoder: keys and values are read as projected, nothing is kept.
         fused: FlashAttention, or the unfused baseline.
         weight: storage of the projections; overrides: ((projection, format), ...) for "q", "k", "v", "o" that differ.
+        vectors: storage of biases and of the norm, None for the activation format.
     """
 
     D: Any
@@ -219,6 +220,7 @@ class AttentionBlock(Block):
     weight: Format = BF16
     activation: Format = BF16
     overrides: tuple[tuple[str, Format], ...] = ()
+    vectors: Format | None = None
     name: str = "attention"
 
     @cached_property
@@ -248,7 +250,7 @@ class AttentionBlock(Block):
 
     def _linear(self, name: str, inputs: Any, outputs: Any, bias: bool) -> Linear:
         weight = dict(self.overrides).get(name[0], self.weight)
-        return Linear(inputs, outputs, bias, weight, self.activation, name=f"{name}_proj")
+        return Linear(inputs, outputs, bias, weight, self.activation, vectors=self.vectors, name=f"{name}_proj")
 
     def _projections(self, value_dim: Any) -> list[Linear]:
         """One fused matmul for queries, keys and values, or one each where their formats differ."""
@@ -276,4 +278,6 @@ class AttentionBlock(Block):
             "full": (self.N + keys_here) * self.H,
             "bare": 0,
         }[self.qk_norm]
-        return [Norm(elements, weights * (2 if self.qk_norm_bias else 1), activation=self.activation, name="qk_norm")]
+        stored = weights * (2 if self.qk_norm_bias else 1)
+        vectors = self.activation if self.vectors is None else self.vectors
+        return [Norm(elements, stored, weight=vectors, activation=self.activation, name="qk_norm")]

@@ -24,6 +24,7 @@ class MLP(Block):
 
     Attributes:
         overrides: ((projection, format), ...) for "gate", "up", "down" whose storage differs from ``weight``.
+        vectors: storage of biases, None for the activation format.
     """
 
     D: Any
@@ -33,6 +34,7 @@ class MLP(Block):
     weight: Format = BF16
     activation: Format = BF16
     overrides: tuple[tuple[str, Format], ...] = ()
+    vectors: Format | None = None
     name: str = "mlp"
 
     @cached_property
@@ -40,14 +42,16 @@ class MLP(Block):
         formats = dict(self.overrides)
         up, gate, down = (formats.get(part, self.weight) for part in ("up", "gate", "down"))
         epilogue = ACTIVATION_FLOPS + (1 if self.gated else 0)
+
+        def linear(name: str, inputs: Any, outputs: Any, weight: Format, **fields: Any) -> Linear:
+            own = {"vectors": self.vectors, "name": f"{self.name}.{name}", **fields}
+            return Linear(inputs, outputs, self.bias, weight, self.activation, **own)
+
         first: tuple[Linear, ...]
         if self.gated and gate == up:
-            first = (Linear(self.D, 2 * self.F, self.bias, up, self.activation, self.F, epilogue, name=f"{self.name}.gate_up"),)
+            first = (linear("gate_up", self.D, 2 * self.F, up, stored=self.F, epilogue=epilogue),)
         elif self.gated:
-            first = (
-                Linear(self.D, self.F, self.bias, gate, self.activation, name=f"{self.name}.gate"),
-                Linear(self.D, self.F, self.bias, up, self.activation, epilogue=epilogue, name=f"{self.name}.up"),
-            )
+            first = (linear("gate", self.D, self.F, gate), linear("up", self.D, self.F, up, epilogue=epilogue))
         else:
-            first = (Linear(self.D, self.F, self.bias, up, self.activation, None, epilogue, name=f"{self.name}.up"),)
-        return (*first, Linear(self.F, self.D, self.bias, down, self.activation, name=f"{self.name}.down"))
+            first = (linear("up", self.D, self.F, up, epilogue=epilogue),)
+        return (*first, linear("down", self.F, self.D, down))

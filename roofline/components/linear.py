@@ -21,12 +21,13 @@ class Linear(Component):
 
     Attributes:
         inputs, outputs: dimensions of the weight.
-        bias: whether a bias of ``outputs`` elements is added (stored in the activation format).
+        bias: whether a bias of ``outputs`` elements is added.
         weight, activation: storage formats; the weight's format decides which unit multiplies.
         stored: elements written per row where the kernel's epilogue reduces the outputs (a fused gate), else None.
         epilogue: elementwise FLOPs per stored element.
         rows: which rows it runs on: "tokens", or "logit_rows" for the head.
         tied: the weights are another component's (a head tied to the embedding): read here, stored there, the bias apart.
+        vectors: storage of the bias, None for the activation format.
     """
 
     kind: ClassVar[str] = "linear"
@@ -40,7 +41,12 @@ class Linear(Component):
     epilogue: int = 0
     rows: str = "tokens"
     tied: bool = False
+    vectors: Format | None = None
     name: str = "linear"
+
+    @property
+    def _bias(self) -> Format:
+        return self.activation if self.vectors is None else self.vectors
 
     @cached_property
     def _constants(self) -> tuple[Any, Any, Any, Any, Any]:
@@ -50,7 +56,7 @@ class Linear(Component):
         return (
             2 * self.inputs * self.outputs,
             biases + self.epilogue * stored,
-            self.weight.bytes(self.inputs * self.outputs) + self.activation.bytes(biases),
+            self.weight.bytes(self.inputs * self.outputs) + self._bias.bytes(biases),
             self.activation.bytes(self.inputs),
             self.activation.bytes(stored),
         )
@@ -66,7 +72,7 @@ class Linear(Component):
     def params(self) -> Params:
         params: Params = {} if self.tied else {self.weight: self.inputs * self.outputs}
         if self.bias:
-            params[self.activation] = params.get(self.activation, 0) + self.outputs
+            params[self._bias] = params.get(self._bias, 0) + self.outputs
         return params
 
 
