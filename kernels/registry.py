@@ -11,7 +11,11 @@ from roofline.kernels.spec import Spec
 KERNELS = {
     "gemm": "Dense matmul: 16-bit, fp32, fp8 and int8; bias, split-K, persistent TMA.",
     "gated_mlp": "Gate, up and activation of a feed-forward block in one kernel.",
+    "flash_attention": "Prefill attention: every mask, grouped heads, sinks, soft cap, cached prefixes, ragged batches.",
+    "paged_cache": "Write, gather and copy of keys and values in pages.",
     "rmsnorm": "RMSNorm with the residual addition fused in.",
+    "rotary": "Rotary embedding fused with the write of keys and values into pages.",
+    "unfused_attention": "The baseline that writes every score to memory.",
 }
 """Kernel -> one line about it; its file has its name."""
 

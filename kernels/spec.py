@@ -25,6 +25,11 @@ class Case:
     name: str
     dtype: str
 
+    @property
+    def precision(self) -> str:
+        """The key of its tolerance: the narrowest type that rounds a result."""
+        return self.dtype
+
 
 @dataclass(frozen=True)
 class Moved:
@@ -121,7 +126,7 @@ class Spec:
         reference: (case, inputs) -> outputs in float64 (or exact integers), plain arithmetic.
         launch: (case, inputs) -> outputs of the Triton kernel, by the reference's names.
         expected: (case, inputs) -> Expected. It reads lengths and tables from the inputs, never values.
-        tolerance: by operand type.
+        tolerance: by ``Case.precision``.
         builds: production shapes to compile.
         measured: shapes to time on a GPU.
         library: (case, inputs) -> a function that does the same with the library a user would call, or None.

@@ -376,7 +376,8 @@ def counting() -> Iterator[Counts]:
     replace(interpreter, "_convert_float", _convert(interpreter._convert_float))
     replace(interpreter, "_patch_lang_tensor", patched)
     try:
-        yield watch.counts
+        with np.errstate(all="ignore"):  # a GPU has no floating-point warnings
+            yield watch.counts
     finally:
         for owner, name, value in reversed(replaced):
             if value is None:

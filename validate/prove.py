@@ -46,7 +46,7 @@ def compare(spec: Spec, case: Case, outputs: Tensors, references: Tensors) -> tu
     errors, failures = {}, []
     if set(outputs) != set(references):
         return {}, [f"outputs {sorted(outputs)}, reference {sorted(references)}"]
-    tolerance = spec.tolerance[case.dtype]
+    tolerance = spec.tolerance[case.precision]
     for name, reference in references.items():
         output = outputs[name].cpu()
         if output.shape != reference.shape:
