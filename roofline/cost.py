@@ -2,7 +2,8 @@
 
 FLOPs are keyed by the unit that executes them ("bf16", "fp8", "int8", "fp4", "fp32" matrix units, "vector" for
 elementwise arithmetic, "special" for exponentials and roots); bytes by direction and stream ("weights", "activations",
-"state", "index"); launches count kernels. One multiply-add is 2 FLOP; causal attention counts the causal half.
+"state", "index"); bytes sent to other devices by link; launches count kernels. One multiply-add is 2 FLOP; causal
+attention counts the causal half.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _NONE: dict[str, Any] = {}
 
 
 class Cost:
-    """FLOPs by executing unit, bytes read and written by stream, kernel launches. Immutable.
+    """FLOPs by executing unit, bytes read and written by stream, bytes sent by link, kernel launches. Immutable.
 
     Values are ints or Fractions (exact), float64 arrays (sweeps) or sympy expressions (formulas); a Cost never asks
     which. Two Costs compare by value while their entries are exact; comparing inexact ones raises TypeError.
     """
 
-    __slots__ = ("_flops", "_launches", "_read", "_write")
+    __slots__ = ("_flops", "_launches", "_read", "_sent", "_write")
 
     def __init__(
         self,
@@ -34,11 +35,13 @@ class Cost:
         read: dict[str, Any] = _NONE,
         write: dict[str, Any] = _NONE,
         launches: Any = 0,
+        sent: dict[str, Any] = _NONE,
     ) -> None:
         self._flops = flops
         self._read = read
         self._write = write
         self._launches = launches
+        self._sent = sent
 
     @property
     def flops(self) -> Mapping[str, Any]:
@@ -61,6 +64,11 @@ class Cost:
         return self._launches
 
     @property
+    def sent(self) -> Mapping[str, Any]:
+        """Bytes that this device sends to others, in one direction, by name of the link."""
+        return MappingProxyType(self._sent)
+
+    @property
     def matrix_flops(self) -> Any:
         """FLOPs of all matrix units together: the matmul FLOPs that an operator counter finds."""
         return sum(v for u, v in self._flops.items() if u in MATRIX_UNITS)
@@ -75,7 +83,7 @@ class Cost:
 
     @property
     def bytes(self) -> Any:
-        """Bytes moved in both directions."""
+        """Bytes moved between memory and chip in both directions; what is sent to other devices is not among them."""
         return self.bytes_read + self.bytes_written
 
     @property
@@ -94,14 +102,15 @@ class Cost:
         flops: dict[str, Any] = {}
         read: dict[str, Any] = {}
         write: dict[str, Any] = {}
+        sent: dict[str, Any] = {}
         launches: Any = 0
         for times, cost in terms:
-            for total, part in ((flops, cost._flops), (read, cost._read), (write, cost._write)):
+            for total, part in ((flops, cost._flops), (read, cost._read), (write, cost._write), (sent, cost._sent)):
                 for key, value in part.items():
                     value = value if times == 1 else times * value
                     total[key] = total[key] + value if key in total else value
             launches = launches + times * cost._launches
-        return Cost(flops, read, write, launches)
+        return Cost(flops, read, write, launches, sent)
 
     def __add__(self, other: Cost) -> Cost:
         return Cost.total(((1, self), (1, other)))
@@ -110,8 +119,8 @@ class Cost:
         return Cost.total(((times, self),))
 
     def entries(self) -> Iterator[tuple[str, str, Any]]:
-        """(section, key, value) of every entry: sections are "flops", "read", "write" and "launches"."""
-        for section, part in (("flops", self._flops), ("read", self._read), ("write", self._write)):
+        """(section, key, value) of every entry: sections are "flops", "read", "write", "sent", "launches"."""
+        for section, part in (("flops", self._flops), ("read", self._read), ("write", self._write), ("sent", self._sent)):
             for key, value in part.items():
                 yield section, key, value
         yield "launches", "kernels", self.launches
@@ -123,6 +132,7 @@ class Cost:
             {k: change(v) for k, v in self._read.items()},
             {k: change(v) for k, v in self._write.items()},
             change(self.launches),
+            {k: change(v) for k, v in self._sent.items()},
         )
 
     def _nonzero(self) -> dict[tuple[str, str], Any]:

@@ -285,13 +285,7 @@ class Deployment:
         merged: dict[str, list[tuple[int, Component]]] = {}
         for number, part in model.counted:
             merged.setdefault(part.name, []).append((number, part))
-        costs = {name: Cost.total((n, part.cost(work)) for n, part in parts) for name, parts in merged.items()}
-        times = {name: time(cost, self.accelerator) for name, cost in costs.items()}
-        whole = sum(timing.bound for timing in times.values())
-        parts = [
-            Part(name, sum(n for n, _ in merged[name]), costs[name], times[name], times[name].bound / whole) for name in merged
-        ]
-        return sorted(parts, key=lambda part: -part.timing.bound)
+        return explained(merged, work, self.accelerator)
 
     def _steps(self, batch: int, prompt: int, output: int, cached: bool) -> Iterator[tuple[int, Step]]:
         """(number, step) after the first token: one by one, or all of them as one step over an array of lengths."""
@@ -331,6 +325,15 @@ class Deployment:
     def largest_context(self, batch: int) -> Largest:
         """The longest context at which a decode step of ``batch`` sequences fits."""
         return largest(lambda context: self.decode(batch, context).memory, LARGEST_CONTEXT)
+
+
+def explained(merged: dict[str, list[tuple[int, Component]]], work: Work, accelerator: Accelerator) -> list[Part]:
+    """Parts of a step from (count, kernel) by name, the slowest first."""
+    costs = {name: Cost.total((n, part.cost(work)) for n, part in parts) for name, parts in merged.items()}
+    times = {name: time(cost, accelerator) for name, cost in costs.items()}
+    whole = sum(timing.bound for timing in times.values())
+    parts = [Part(name, sum(n for n, _ in merged[name]), costs[name], times[name], times[name].bound / whole) for name in merged]
+    return sorted(parts, key=lambda part: -part.timing.bound)
 
 
 def _over_steps(number: int, value: Any) -> Any:

@@ -1,17 +1,19 @@
 """Time: what a Cost takes on an accelerator.
 
 Streams run side by side on a device: the matrix units (their formats share the same silicon, so their times add), the
-elementwise units, and memory. ``bound`` is the longest stream, perfect overlap: nothing can be faster. ``serial`` is
-their sum, no overlap at all, and at most (number of streams) times the bound.
+elementwise units, memory, and each link to other devices. ``bound`` is the longest stream, perfect overlap: nothing can
+be faster. ``serial`` is their sum, no overlap at all, and at most (number of streams) times the bound.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from roofline.accelerator import Accelerator
 from roofline.cost import MATRIX_UNITS, Cost
+from roofline.errors import InputError
 from roofline.numeric import maximum, reading
 
 MEMORY, COMPUTE, VECTOR = "memory", "compute", "vector"
@@ -25,26 +27,34 @@ class Timing:
         memory: bytes moved over the memory bandwidth.
         compute: FLOPs of the matrix units, each over the rate of the unit that executes them.
         vector: elementwise FLOPs over the vector rate; 0 where the rate is not known.
+        links: bytes sent over the bandwidth of each link, by its name; empty on one device.
     """
 
     memory: Any
     compute: Any
     vector: Any
+    links: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def streams(self) -> dict[str, Any]:
         """Seconds by stream name."""
-        return {MEMORY: self.memory, COMPUTE: self.compute, VECTOR: self.vector}
+        return {MEMORY: self.memory, COMPUTE: self.compute, VECTOR: self.vector, **self.links}
 
     @property
     def bound(self) -> Any:
         """The longest stream: perfect overlap [s]."""
-        return maximum(maximum(self.memory, self.compute), self.vector)
+        longest = maximum(maximum(self.memory, self.compute), self.vector)
+        for seconds in self.links.values():
+            longest = maximum(longest, seconds)
+        return longest
 
     @property
     def serial(self) -> Any:
         """All streams one after another: no overlap [s]."""
-        return self.memory + self.compute + self.vector
+        total = self.memory + self.compute + self.vector
+        for seconds in self.links.values():
+            total = total + seconds
+        return total
 
     @property
     def bound_by(self) -> Any:
@@ -74,4 +84,13 @@ def time(cost: Cost, accelerator: Accelerator) -> Timing:
     vector: Any = 0.0
     if "vector" in flops and "vector" in accelerator.compute:
         vector = _seconds(flops["vector"], accelerator.compute["vector"].value)
-    return Timing(_seconds(cost.bytes, accelerator.bandwidth.value), compute, vector)
+    links = {name: _seconds(amount, link_rate(accelerator, name)) for name, amount in cost._sent.items()}
+    return Timing(_seconds(cost.bytes, accelerator.bandwidth.value), compute, vector, links)
+
+
+def link_rate(accelerator: Accelerator, name: str) -> Any:
+    """Bytes per second of a link in one direction. Raises InputError where the accelerator's file does not list it."""
+    if name not in accelerator.links:
+        known = ", ".join(accelerator.links) or "none"
+        raise InputError(f"gpu: {accelerator.id} lists no link {name!r} (it lists {known}); add it to its file under [links]")
+    return accelerator.links[name].bandwidth.value

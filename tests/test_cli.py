@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_a_finding_with_check_and_every_fix_works(cli: Cli,
     assert "does not fit: 45." in answer.out
     assert cli(*sizes, "--check").code == 1
     fixes = next(line for line in answer.out.splitlines() if line.startswith("fix: ")).removeprefix("fix: ").split(" or ")
-    assert len(fixes) == 3
+    assert len(fixes) == 4
     for fix in fixes:
         flags = fix.split(" (")[0].split()
         last = points(cli(*sizes, *flags, "-o", "json"))[-1] if flags[0] != "--gpu" else None

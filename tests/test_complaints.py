@@ -26,6 +26,10 @@ from roofline.components.mla import MLA
 from roofline.edits import apply, dtype, kv_dtype, unfused
 from roofline.formats import FORMATS
 from roofline.model import Layer
+from roofline.parallel.layouts import layouts
+from roofline.parallel.mesh import Mesh, kv_heads_per_rank
+from roofline.parallel.ranks import Sharded
+from roofline.sharded import ShardedDeployment
 
 FILE = Path(__file__).parents[2] / "shared" / "cases" / "D_complaints.json"
 
@@ -33,11 +37,7 @@ GIB, MIB = 2**30, 2**20
 
 WAITING = {
     "D18": "engines: KV tokens that an allocator hands out, and the KV format that a quantised checkpoint implies",
-    "D21": "parallelism: no layout of a model fits on the GPUs that are offered",
     "D22": "engines: one request of max_model_len must fit into the KV pool",
-    "D23": "parallelism: KV tokens of a pipeline-parallel layout",
-    "D26": "parallelism: norms are replicated under tensor parallelism, and placement chooses the link",
-    "D29": "parallelism: key-value heads are replicated beyond one per GPU",
 }
 """Complaints without a check, and what will answer them."""
 
@@ -254,6 +254,52 @@ def every_other_layer_is_windowed() -> None:
     everywhere = apply(load_model({**GPT_OSS_120B, "layer_types": ["full_attention"] * 36}), [kv_dtype("fp8")])
     assert everywhere.state_bytes(T) == 36 * T * 1024
     assert round(everywhere.state_bytes(T) / GIB, 4) == 2.2637
+
+
+@complaint("D21", "does not fit in any layout")
+def the_error_names_memory() -> None:
+    """ai-dynamo/aiconfigurator#437: DeepSeek-V3 on two H200 answered with a hint about latency; no layout holds it."""
+    gpu, model = load_accelerator("h200-sxm"), load_model("deepseek-v3")
+    found = layouts(model, gpu, 2)
+    memories = [ShardedDeployment(model, gpu, mesh=mesh).decode(1, 1).memory for mesh in found.possible]
+    assert memories
+    assert not any(memory.fits for memory in memories)
+    least = min(memory.required_bytes for memory in memories)
+    assert least > 2 * gpu.capacity.value
+
+
+@complaint("D23", "per-microbatch KV of all stages")
+def a_pipeline_holds_as_many_tokens_as_its_stages_hold_of_their_layers() -> None:
+    """microsoft/vidur#18: whether the layers of a pipeline count twice. A stage keeps its layers' share of every token."""
+    model, gpu = load_model("llama-3.1-70b"), load_accelerator("h100-sxm")
+    pool = 10 * GIB
+    for stages in (1, 2, 4, 8):
+        ranks = Sharded(model, gpu, Mesh(1, stages))
+        tokens = min(pool // stage.kv_bytes_per_token for stage in ranks.stages)
+        assert tokens == stages * pool // (80 * 2 * 8 * 128 * 2)
+
+
+@complaint("D26", "norms replicated; choice depends on placement")
+def norms_are_on_every_rank_and_placement_chooses_the_link() -> None:
+    """cli99/llm-analysis#27: norms divided by the ranks, and a group of up to eight sent over the network."""
+    model, gpu = load_model("llama-3.1-70b"), load_accelerator("h100-sxm")
+    for tp in (2, 8):
+        (stage,) = Sharded(model, gpu, Mesh(tp)).stages
+        assert sum(n for n, part in stage.counted if part.kind == "norm" and part.params() == {FORMATS["bf16"]: 8192}) == 161
+        assert {*stage.cost(Work(1)).sent} == {"nvlink"}
+    (stage,) = Sharded(model, gpu, Mesh(16)).stages
+    assert {*stage.cost(Work(1)).sent} == {"nvlink", "network"}
+
+
+@complaint("D29", "max(1, ceil(Nkv/TP)) heads per GPU")
+def key_value_heads_are_replicated_below_one() -> None:
+    """inference-sim, sim/latency/kv_capacity.go: two key-value heads at four ranks taken for half a head each."""
+    assert [kv_heads_per_rank(2, tp) for tp in (1, 2, 4, 8)] == [2, 1, 1, 1]
+    config = dense("llama", 4096, 32, 2, 14336, 32, 128256)
+    per_gpu = [
+        Sharded(load_model(config), load_accelerator("h100-sxm"), Mesh(tp)).stages[0].kv_bytes_per_token for tp in (2, 4, 8)
+    ]
+    assert per_gpu == [32 * 2 * 128 * 2] * 3
 
 
 @complaint("D25", "num_key_value_heads")

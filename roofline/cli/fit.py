@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from roofline.cli import sweeps
 from roofline.cli.bundles import bundled
 from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
+from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
 from roofline.cli.options import (
     Batch,
     Check,
@@ -18,6 +22,7 @@ from roofline.cli.options import (
     accelerators,
 )
 from roofline.cli.output import OUTPUT, Cells, Output
+from roofline.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
     from roofline.memory import Largest
 
 DEFAULT_CONTEXT = 4096
+MOST_VERDICTS = 6
+"""Models, GPUs and layouts that get a verdict in words."""
 
 Answer = tuple["Point", "Largest", "Largest"]
 
@@ -37,7 +44,7 @@ def _answers(question: Question, points: Sequence[Point]) -> list[Answer]:
     found: dict[Any, Largest] = {}
     rows = []
     for point in points:
-        where = (point.variant.label, point.accelerator.id, point.fraction)
+        where = (point.variant.label, point.accelerator.id, point.fraction, point.mesh)
         by_context, by_batch = (*where, "context", point.context), (*where, "batch", point.step.batch)
         if by_context not in found:
             found[by_context] = largest_batch(question, point, point.context)
@@ -51,8 +58,8 @@ def _record(answer: Answer, assumes: list[str]) -> dict[str, Any]:
     point, batch, context = answer
     record = point.record(assumes)
     about = (
-        "schema", "model", "variant", "edits", "gpu", "batch", "context_tokens", "dtype", "kv_dtype", "weight_bytes", "kv_bytes",
-        "required_bytes", "capacity_bytes", "memory_fraction", "fits",
+        "schema", "model", "variant", "edits", "gpu", "gpus", "mesh", "batch", "context_tokens", "dtype", "kv_dtype",
+        "weight_bytes", "kv_bytes", "required_bytes", "capacity_bytes", "memory_fraction", "fits",
     )  # fmt: skip
     return {
         **{key: record[key] for key in about},
@@ -81,6 +88,7 @@ def _missing(found: Largest) -> str:
 
 
 def _cells(answers: Sequence[Answer]) -> Cells:
+    from roofline.cli.verdict import place
     from roofline.units import GIB
 
     several = any(point.variant.flags for point, _, _ in answers)
@@ -90,7 +98,7 @@ def _cells(answers: Sequence[Answer]) -> Cells:
     ]  # fmt: skip
     rows = [
         [
-            *([point.variant.label] if several else []), point.accelerator.id,
+            *([point.variant.label] if several else []), place(point),
             f"{float(point.step.memory.weight_bytes) / GIB:,.2f}", f"{float(point.step.memory.capacity_bytes) / GIB:,.2f}",
             f"{point.context:,}", _size(batch.size), _missing(batch),
             f"{point.step.batch:,}", _size(context.size), _missing(context),
@@ -100,34 +108,69 @@ def _cells(answers: Sequence[Answer]) -> Cells:
     return headers, rows
 
 
+def _layouts(model: Any, question: Question, gpus: str, meshes: Meshes) -> list[Any]:
+    """Every mesh of so many GPUs that the model can be laid out on. Raises InputError where there is none."""
+    from roofline.parallel.layouts import layouts
+
+    if meshes.sizes:
+        raise InputError("gpus: every layout is tried, so --tp, --pp, --dp, --ep and --sp contradict it; give one or the other")
+    number = sweeps.whole_numbers([gpus], "gpus")[0]
+    found = [layouts(model, accelerator, number, meshes.node) for accelerator in question.accelerators]
+    common = [mesh for mesh in found[0].possible if all(mesh in other.possible for other in found)]
+    if not common:
+        why = "; ".join(dict.fromkeys(reason for one in found for _, reason in one.refused))
+        raise InputError(f"gpus: no layout of {model.name} on {number} GPUs is possible: {why}")
+    return common
+
+
+def _nowhere(answers: Sequence[Answer]) -> list[str]:
+    """That none of several layouts fits, and what the smallest needs."""
+    from roofline.cli.verdict import place
+    from roofline.units import capacity
+
+    points = [point for point, _, _ in answers]
+    if len({point.mesh for point in points}) < 2 or any(point.step.memory.fits for point in points):
+        return []
+    least = min(points, key=lambda point: point.step.memory.required_bytes)
+    memory = least.step.memory
+    return [
+        f"no layout fits: the smallest, {place(least)}, needs {capacity(memory.required_bytes)} of memory per GPU, and "
+        f"{capacity(memory.capacity_bytes)} is there"
+    ]
+
+
 def _verdicts(answers: Sequence[Answer], out: Output) -> list[str]:
     """For each variant on each GPU: what fits, or by how much not even the weights do."""
+    from roofline.cli.verdict import place
     from roofline.units import capacity
 
     groups: dict[tuple[Any, ...], list[Answer]] = {}
     for answer in answers:
         point = answer[0]
-        groups.setdefault((point.variant.label, point.accelerator.id, point.fraction), []).append(answer)
+        groups.setdefault((point.variant.label, place(point), point.fraction), []).append(answer)
     lines = []
     for members in groups.values():
         point = members[0][0]
         memory = point.step.memory
         part = f" x {float(point.fraction):g}" if point.fraction != 1 else ""
-        who = f"{point.step.model}{' with ' + point.variant.label if point.variant.flags else ''} on {point.accelerator.id}{part}"
+        who = f"{point.step.model}{' with ' + point.variant.label if point.variant.flags else ''} on {place(point)}{part}"
         short = memory.weight_bytes - memory.capacity_bytes
+        per = " per GPU" if point.mesh else ""
         if short > 0:
-            lines.append(f"{who}: {out.paint('does not fit:', 'red')} the weights alone are {capacity(short)} too large")
+            lines.append(f"{who}: {out.paint('does not fit:', 'red')} the weights alone are {capacity(short)} too large{per}")
             continue
         batches = dict.fromkeys(f"{out.paint(_size(b.size), 'green')} at context {p.context:,}" for p, b, _ in members)
         contexts = dict.fromkeys(f"{out.paint(_size(c.size), 'green')} at batch {p.step.batch:,}" for p, _, c in members)
         lines.append(f"{who}: largest batch {', '.join(batches)}; largest context {', '.join(contexts)}")
+    if len(lines) > MOST_VERDICTS:
+        lines = [*lines[:MOST_VERDICTS], f"and {len(lines) - MOST_VERDICTS} others in the table"]
     admitted = answers[0][0].variant.model.max_context
     if admitted is not None and any(context.size is None or context.size > admitted for _, _, context in answers):
         lines.append(f"the config admits a context of {admitted:,}")
     return lines
 
 
-@bundled(edits=EDIT_OPTIONS, out=OUTPUT)
+@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, out=OUTPUT)
 def fit(
     model: Model,
     gpu: Gpu = None,
@@ -135,9 +178,13 @@ def fit(
     context: Context = None,
     memory_fraction: Fraction = None,
     source_len: Source = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", metavar="N", help="Every layout on N GPUs, instead of --tp and the like.")
+    ] = None,
     check: Check = False,
     *,
     edits: Chosen,
+    meshes: Meshes,
     out: Output,
 ) -> int:
     """The largest batch at a context, and the largest context at a batch, that fit; and by how much the next one misses.
@@ -158,13 +205,16 @@ def fit(
         sweeps.whole_numbers(context or [str(DEFAULT_CONTEXT)], "context", least=0),
         fractions=sweeps.fractions(memory_fraction or ["1"], "memory-fraction"),
         source=sweeps.whole_numbers([source_len], "source-len")[0] if source_len else None,
+        meshes=meshes.all(),
     )
-    question.check_size(1 + edits.count)
     loaded = load_model(model)
+    if gpus:
+        question = replace(question, meshes=_layouts(loaded, question, gpus, meshes))
+    question.check_size(1 + edits.count)
     points = [point for variant in what.variants(loaded, edits) for point in question.points(variant)]
     answers = _answers(question, points)
     assumes = assumptions(points, assumes, memory_only=True)
-    out.note(*_verdicts(answers, out), "")
+    out.note(*_nowhere(answers), *_verdicts(answers, out), "")
     out.records((_record(answer, assumes) for answer in answers), lambda: _cells(answers))
     out.note("", *(f"assumes: {line}" for line in assumes))
     out.note(f"not modelled: {', '.join([*not_modelled(loaded)[:-3], 'what an engine reserves for itself'])}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from roofline.cli.edit_options import EDITS, Chosen
@@ -12,7 +13,7 @@ from roofline.errors import RooflineError
 from roofline.model import Model
 from roofline.units import capacity
 
-MOST_FIXES = 3
+MOST_FIXES = 4
 FORMAT_FIXES: tuple[dict[str, str], ...] = (
     {"kv_dtype": "fp8"},
     {"dtype": "fp8"},
@@ -28,9 +29,9 @@ def _fits(point: Point) -> bool:
     return bool(point.step.memory.fits)
 
 
-def _again(question: Question, worst: Point, variant: Variant, accelerator: Any = None) -> Point:
-    """The worst point with another model or GPU."""
-    deployment = question.deployment(variant, accelerator or worst.accelerator, worst.fraction)
+def _again(question: Question, worst: Point, variant: Variant, accelerator: Any = None, mesh: Any = None) -> Point:
+    """The worst point with another model, GPU or mesh."""
+    deployment = question.deployment(variant, accelerator or worst.accelerator, worst.fraction, mesh or worst.mesh)
     return question.point(variant, deployment, worst.step.batch, worst.context, None, None)
 
 
@@ -62,6 +63,25 @@ def _gpus(question: Question, worst: Point) -> Iterator[str]:
             return
 
 
+def _meshes(question: Question, worst: Point) -> Iterator[str]:
+    """The fewest GPUs of the same kind, in one server, that hold the model by tensor parallelism."""
+    from roofline.parallel.mesh import Mesh
+
+    if question.convention != "exact" or not worst.variant.cached:
+        return
+    own = worst.mesh or Mesh()
+    tp = 2 * own.tp
+    while tp * own.dp <= (own.node or worst.accelerator.node_accelerators or 1):
+        try:
+            point = _again(question, worst, worst.variant, mesh=replace(own, tp=tp))
+        except RooflineError:
+            return
+        if _fits(point):
+            yield f"--tp {tp} ({capacity(point.step.memory.required_bytes)} per GPU)"
+            return
+        tp *= 2
+
+
 def _sizes(question: Question, worst: Point) -> Iterator[str]:
     """A smaller batch; where not even one sequence fits, a shorter context."""
     if batch := largest_batch(question, worst, worst.context).size:
@@ -71,7 +91,7 @@ def _sizes(question: Question, worst: Point) -> Iterator[str]:
 
 
 def fixes(question: Question, worst: Point, model: Model, chosen: Chosen, cached: bool) -> list[str]:
-    """Up to three flags to paste, each of which alone makes the worst point fit; or one line that says that none does.
+    """Up to four flags to paste, each of which alone makes the worst point fit; or one line that says that none does.
 
     Args:
         question: what was asked. worst: the point that misses by most.
@@ -82,6 +102,7 @@ def fixes(question: Question, worst: Point, model: Model, chosen: Chosen, cached
         lambda: _sizes(question, worst),
         lambda: _formats(question, worst, model, chosen, cached),
         lambda: _gpus(question, worst),
+        lambda: _meshes(question, worst),
     )
     found = [line for source in sources for line in source()][:MOST_FIXES]
     if found:

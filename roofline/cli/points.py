@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roofline.accelerator import Accelerator
 from roofline.cli.edit_options import Chosen
@@ -16,6 +16,9 @@ from roofline.formats import BF16, Format
 from roofline.inference import Deployment, Generation, Step
 from roofline.memory import plain
 from roofline.model import Model
+
+if TYPE_CHECKING:
+    from roofline.parallel.mesh import Mesh
 
 MOST_POINTS = 100_000
 SCHEMA = 1
@@ -101,6 +104,7 @@ class Point:
         step: the decode step, or, without a cache, the pass over the whole sequence that gives one token.
         first: the prefill, where an input length was given. generation: where an output length was given too.
         input_tokens, output_tokens: as given.
+        mesh: how the model is split over several GPUs, None for one. ranks: the model as they hold it.
     """
 
     variant: Variant
@@ -111,6 +115,8 @@ class Point:
     generation: Generation | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    mesh: Mesh | None = None
+    ranks: Any = None
 
     @property
     def context(self) -> int:
@@ -126,6 +132,8 @@ class Point:
             "variant": self.variant.kind,
             "edits": list(self.variant.flags),
             "gpu": step.gpu,
+            "gpus": self.mesh.ranks if self.mesh else 1,
+            "mesh": self.mesh.flags if self.mesh else "",
             "convention": step.convention,
             "batch": step.batch,
             "context_tokens": self.context,
@@ -165,6 +173,7 @@ class Question:
 
     Attributes:
         batches, contexts, inputs, outputs, fractions: values of each; a context of None follows input and output.
+        meshes: how the model is split over GPUs; None for one.
     """
 
     accelerators: Sequence[Accelerator]
@@ -175,6 +184,7 @@ class Question:
     fractions: Sequence[Fraction] = (Fraction(1),)
     convention: str = "exact"
     source: int | None = None
+    meshes: Sequence[Mesh | None] = (None,)
     deployments: dict[Any, Deployment] = field(default_factory=dict, compare=False, repr=False)
 
     def check_size(self, variant_count: int) -> None:
@@ -189,19 +199,24 @@ class Question:
 
     @cached_property
     def _axes(self) -> tuple[Sequence[Any], ...]:
-        return (self.accelerators, self.fractions, self.inputs, self.outputs, self.contexts, self.batches)
+        return (self.accelerators, self.meshes, self.fractions, self.inputs, self.outputs, self.contexts, self.batches)
 
-    def deployment(self, variant: Variant, accelerator: Accelerator, fraction: Fraction) -> Deployment:
-        """The variant on the accelerator."""
-        key = (variant.flags, accelerator.id, fraction)
+    def deployment(self, variant: Variant, accelerator: Accelerator, fraction: Fraction, mesh: Mesh | None = None) -> Deployment:
+        """The variant on the accelerator, or on a mesh of them."""
+        key = (variant.flags, accelerator.id, fraction, mesh)
         if key not in self.deployments:
-            self.deployments[key] = Deployment(variant.model, accelerator, self.convention, fraction)
+            if mesh is None:
+                self.deployments[key] = Deployment(variant.model, accelerator, self.convention, fraction)
+            else:
+                from roofline.sharded import ShardedDeployment
+
+                self.deployments[key] = ShardedDeployment(variant.model, accelerator, self.convention, fraction, mesh)
         return self.deployments[key]
 
     def points(self, variant: Variant) -> Iterator[Point]:
         """All points of one variant, the batch running fastest."""
-        for accelerator, fraction, prompt, output, context, batch in itertools.product(*self._axes):
-            deployment = self.deployment(variant, accelerator, fraction)
+        for accelerator, mesh, fraction, prompt, output, context, batch in itertools.product(*self._axes):
+            deployment = self.deployment(variant, accelerator, fraction, mesh)
             yield self.point(variant, deployment, batch, context, prompt, output)
 
     def point(
@@ -221,4 +236,7 @@ class Question:
         whole = None
         if prompt is not None and output is not None:
             whole = deployment.generate(batch, prompt, output, cached=variant.cached)
-        return Point(variant, deployment.accelerator, deployment.memory_fraction, step, first, whole, prompt, output)
+        return Point(
+            variant, deployment.accelerator, deployment.memory_fraction, step, first, whole, prompt, output,
+            getattr(deployment, "mesh", None), getattr(deployment, "ranks", None),
+        )  # fmt: skip

@@ -51,7 +51,7 @@ def largest_context(question: Question, point: Point, batch: int) -> Largest:
 
 
 def _memory(question: Question, point: Point, batch: int, context: int) -> Any:
-    deployment = question.deployment(point.variant, point.accelerator, point.fraction)
+    deployment = question.deployment(point.variant, point.accelerator, point.fraction, point.mesh)
     return question.point(point.variant, deployment, batch, context, None, None).step.memory
 
 
@@ -99,11 +99,17 @@ def bound_line(points: Sequence[Point]) -> str:
     return f"{line}: of the bytes moved, {parts}" + (f"; busy meanwhile: {others} of the time" if others else "")
 
 
+def place(point: Point) -> str:
+    """What a point runs on: "h100-sxm", or "8 x h100-sxm (--tp 8)"."""
+    mesh = point.mesh
+    return point.accelerator.id if mesh is None else f"{mesh.ranks} x {point.accelerator.id} ({mesh.flags or '--tp 1'})"
+
+
 def headline(question: Question, points: Sequence[Point], out: Output) -> Iterator[str]:
     """The verdict, two lines for each variant on each GPU."""
     groups: dict[tuple[str, str], list[Point]] = {}
     for point in points:
-        groups.setdefault((point.variant.label, point.accelerator.id), []).append(point)
+        groups.setdefault((point.variant.label, place(point)), []).append(point)
     several_variants = len({label for label, _ in groups}) > 1
     several_gpus = len({gpu for _, gpu in groups}) > 1
     for (label, gpu), members in list(groups.items())[:MOST_GROUPS]:
@@ -174,7 +180,7 @@ def assumptions(points: Sequence[Point], extra: Iterable[str], *, memory_only: b
     found: dict[str, None] = dict.fromkeys(extra)
     seen: dict[tuple[str, str], Point] = {}
     for point in points:
-        seen.setdefault((point.variant.label, point.accelerator.id), point)
+        seen.setdefault((point.variant.label, place(point)), point)
     for point in seen.values():
         found.update(dict.fromkeys(model_notes(point.variant.model)))
     if memory_only:
@@ -182,6 +188,10 @@ def assumptions(points: Sequence[Point], extra: Iterable[str], *, memory_only: b
         found.update(dict.fromkeys(f"{gpu.id}: {memory_of(gpu)}" for gpu in gpus))
     else:
         found.update(dict.fromkeys(roofs(list(seen.values()))))
+    if any(point.mesh for point in points):
+        from roofline.cli.mesh_options import notes
+
+        found.update(dict.fromkeys(notes(list(seen.values()), memory_only=memory_only)))
     shares = sorted({float(point.fraction) for point in points})
     if shares != [1]:
         found[f"memory fraction {', '.join(f'{part:g}' for part in shares)} of the device memory may be used"] = None
@@ -196,4 +206,5 @@ def not_modelled(model: Model, points: Sequence[Point] = ()) -> list[str]:
     """What the numbers leave out."""
     blind = sorted({p.accelerator.id for p in points if "vector" not in p.accelerator.compute})
     elementwise = [f"elementwise time on {', '.join(blind)} (no rate known)"] if blind else []
-    return [*model.not_modelled, *elementwise, "launch overheads", "host time", "collectives"]
+    exchange = "latency of collectives" if any(point.mesh for point in points) else "collectives"
+    return [*model.not_modelled, *elementwise, "launch overheads", "host time", exchange]

@@ -9,6 +9,7 @@ import typer
 from roofline.cli import sweeps
 from roofline.cli.bundles import bundled
 from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
+from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
 from roofline.cli.options import (
     SWEEP,
     Batch,
@@ -71,6 +72,7 @@ def _columns(points: Sequence[Point]) -> list[Column]:
     optional: list[tuple[bool, Column]] = [
         (any(p.variant.flags for p in points), ("variant", lambda p: p.variant.label)),
         (len({p.accelerator.id for p in points}) > 1, ("gpu", lambda p: p.accelerator.id)),
+        (any(p.mesh for p in points), ("mesh", lambda p: p.mesh.flags if p.mesh else "")),
         (len({p.fraction for p in points}) > 1, ("memory\nfraction", lambda p: f"{float(p.fraction):g}")),
         (first.input_tokens is not None, ("input\ntokens", lambda p: count(p.input_tokens))),
         (first.output_tokens is not None, ("output\ntokens", lambda p: count(p.output_tokens))),
@@ -106,10 +108,10 @@ def _cells(points: Sequence[Point]) -> Cells:
 
 def _before(question: Question, points: Sequence[Point], out: Output) -> list[str]:
     """Title, verdicts and what edits change."""
-    from roofline.cli.verdict import change_line, headline
+    from roofline.cli.verdict import change_line, headline, place
 
     first = points[0]
-    gpus = ", ".join(dict.fromkeys(p.accelerator.id for p in points))
+    gpus = ", ".join(dict.fromkeys(place(p) for p in points))
     lecture = ", lecture's convention" if question.convention == "lecture" else ""
     lines = [out.paint(f"{first.step.model} on {gpus}: decode steps{lecture}", "bold"), *headline(question, points, out)]
     edited = {p.variant.label: p for p in reversed(points) if p.variant.flags}
@@ -128,7 +130,7 @@ def _after(question: Question, points: Sequence[Point], assumes: list[str], fix:
     return lines
 
 
-@bundled(edits=EDIT_OPTIONS, out=OUTPUT)
+@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, out=OUTPUT)
 def what_if(
     model: Model,
     gpu: Gpu = None,
@@ -151,6 +153,7 @@ def what_if(
     check: Check = False,
     *,
     edits: Chosen,
+    meshes: Meshes,
     out: Output,
 ) -> int:
     """Time, throughput and memory of a model on a GPU, over any batch, context and edit.
@@ -177,6 +180,7 @@ def what_if(
         sweeps.fractions(memory_fraction or ["1"], "memory-fraction"),
         convention,
         sweeps.whole_numbers([source_len], "source-len")[0] if source_len else None,
+        meshes.all(),
     )
     question.check_size(1 + max(edits.count, int(no_cache)))
     loaded = load_model(model)
