@@ -70,13 +70,9 @@ class Formula:
 
     def batch_at_ridge(self, accelerator: Accelerator) -> Any:
         """The B, not rounded, at which this component is as much compute- as memory-bound; None where no B is."""
-        import sympy
+        from roofline.ridge import batch_at_ridge
 
-        B = sympy.Symbol("B", positive=True)
-        ridge = sympy.Rational(accelerator.rate("bf16")) / sympy.Rational(accelerator.bandwidth.value)
-        gap = self.intensity.xreplace({symbol("B"): B}) - ridge
-        solutions = [found for found in sympy.solve(gap, B) if found.is_positive is not False]
-        return solutions[0] if solutions else None
+        return batch_at_ridge(self.intensity, accelerator)
 
     def rows(self) -> list[tuple[str, Any]]:
         """(label, expression) of everything that is not zero, in reading order."""

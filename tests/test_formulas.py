@@ -137,3 +137,29 @@ def test_every_entry_has_the_same_keys_whatever_is_zero(name):
     assert again == found.flops or sympy.expand(again - found.flops) == 0
     assert list(record["limits"]) == [condition for condition, _ in found.limits]
     assert not any(condition in record for condition, _ in found.limits), "a limit is no formula of the component"
+
+
+def test_experts_reach_the_ridge_at_a_batch_that_is_found_by_bisection():
+    """All experts are hit long before: the batch is near ridge E / k, and a little above for the other bytes."""
+    h100 = load_accelerator("h100-sxm")
+    values = {"T": 1, "D": 8192, "F": 28672, "E": 8, "k": 2}
+    found = formula("moe", values=values)
+    batch = float(found.batch_at_ridge(h100))
+    assert float(found.intensity.xreplace({symbol("B"): sympy.Float(batch)})) == pytest.approx(h100.ridge(), rel=1e-9)
+    assert 1 < batch / (h100.ridge() * 8 / 2) < 1.1
+    with pytest.raises(InputError, match=r"no closed form here; set E, k to numbers"):
+        formula("moe", values={"T": 1, "D": 8192, "F": 28672}).batch_at_ridge(h100)
+    assert formula("moe", values={**values, "D": 8, "F": 8}).batch_at_ridge(h100) is None
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_entry_answers_on_the_command_line(name, cli):
+    """With a model's numbers, a number of one's own and a ridge; a value that was set no longer stands in a formula."""
+    (row,) = cli(
+        "formula", name, "--model", "mixtral-8x7b-v0.1", "--set", "S=1024,T=1", "--gpu", "h100-sxm", "-o", "json"
+    ).records
+    assert list(row) == [*KEYS, "batch_at_ridge"]
+    left = sympy.sympify(row["bytes"], locals={letter: symbol(letter) for letter in ALPHABET})
+    assert not {"S", "T"} & {str(letter) for letter in left.free_symbols}
+    assert row["values"].get("T", 1) == 1
+    assert cli("formula", name, "--latex").out.startswith(r"\text{")
