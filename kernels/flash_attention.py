@@ -312,7 +312,7 @@ def reference(case: Prefill, tensors: Tensors) -> Tensors:
 
 def launch(case: Prefill, tensors: Tensors) -> Tensors:
     """The Triton kernel."""
-    options = {"mask": case.mask, "size": case.size, "soft_cap": case.soft_cap, "tiles": case.tiles}
+    options: dict[str, Any] = {"mask": case.mask, "size": case.size, "soft_cap": case.soft_cap, "tiles": case.tiles}
     return {"out": flash_attention(**tensors, **options)}
 
 
@@ -332,7 +332,7 @@ def steps(mask: str, size: int, T: int, S: int, tile: int, BM: int, BN: int) -> 
     shared = {"full": S + T, "block": min((first // size + 1) * size, S + T) if size else 0}.get(mask, first + 1)
     open_low = min(low + ceil_div(lowest - low, BN) * BN, high)
     open_high = max(open_low, low + (shared - low) // BN * BN)
-    return ceil_div(open_low - low, BN) + (open_high - open_low) // BN + ceil_div(high - open_high, BN)
+    return int(ceil_div(open_low - low, BN) + (open_high - open_low) // BN + ceil_div(high - open_high, BN))
 
 
 def useful(case: Prefill) -> Cost:

@@ -12,6 +12,7 @@ KERNELS = {
     "gemm": "Dense matmul: 16-bit, fp32, fp8 and int8; bias, split-K, persistent TMA.",
     "gated_mlp": "Gate, up and activation of a feed-forward block in one kernel.",
     "flash_attention": "Prefill attention: every mask, grouped heads, sinks, soft cap, cached prefixes, ragged batches.",
+    "flash_decoding": "Decode attention over pages, keys split over programs; windows, sinks, trees, 8-bit caches.",
     "paged_cache": "Write, gather and copy of keys and values in pages.",
     "rmsnorm": "RMSNorm with the residual addition fused in.",
     "rotary": "Rotary embedding fused with the write of keys and values into pages.",

@@ -176,7 +176,7 @@ def launch(case: Dense, tensors: Tensors) -> Tensors:
 def expected(case: Dense, tensors: Tensors) -> Expected:
     """Two matmuls per head and sequence, each operand re-read per tile of the other, and a softmax between them."""
     cut, fmt, V, work = case.cut, TYPES[case.dtype].format, case.V or case.H, Work(case.B, case.T, case.S)
-    shape = {"N": case.N, "K": case.K, "mask": case.mask, "size": case.size or None, "kv": fmt, "activation": fmt}
+    shape: dict[str, Any] = {"N": case.N, "K": case.K, "mask": case.mask, "size": case.size or None, "kv": fmt, "activation": fmt}
     cost = UnfusedAttention(H=case.H, value_dim=V, **shape).cost(work)
     queries = Attention(H=case.H, value_dim=0, **shape).cost(work).read["activations"]
     scores = (cost.read["activations"] - queries) // 2

@@ -48,6 +48,13 @@ MUTANTS = [
     Mutant("flash_attention", "wrong head", "+ head // group) * V", "+ head % K) * V", "causal", "rms error"),
     Mutant("flash_attention", "lost scale", "sums * fade[:, None]", "sums", "causal", "rms error"),
     Mutant("unfused_attention", "wrong mask", "seen & (key <= position)", "seen & (key < position)", "prefix", "rms error"),
+    Mutant("flash_decoding", "wrong page", "(page * PAGE + key % PAGE) * K", "(page * PAGE + (key + 1) % PAGE) * K", "ragged", "rms error"),
+    Mutant("flash_decoding", "wrong table row", "table + sequence * columns + key // PAGE", "table + key // PAGE", "ragged", "rms error"),
+    Mutant("flash_decoding", "wrong mask", "key[None, :] <= cached + token[:, None]", "key[None, :] < cached + token[:, None]", "verify", "rms error"),
+    Mutant("flash_decoding", "extra load", "last = tl.minimum(first + share, length)", "last = tl.minimum(first + share + 1, length)", "ragged", "k_cache: "),
+    Mutant("flash_decoding", "missing write", "tl.store(weights + at * SPLITS + part, weighed, mask=real)", "tl.store(weights + at * SPLITS + part, weighed, mask=real & (part > 0))", "ragged", "NaN"),
+    Mutant("flash_decoding", "forgotten scale", " * v_scale", "", "fp8-cache", "rms error"),
+    Mutant("flash_decoding", "ignored tree", "(key < cached)[None, :] | (tl.load(", "(key <= cached + 9)[None, :] | (tl.load(", "tree", "rms error"),
     Mutant("gated_mlp", "extra load", "    gate = tl.zeros((BM, BN), tl.float32)\n", "    gate = tl.zeros((BM, BN), tl.float32) + 0.0 * tl.load(weight).to(tl.float32)\n", "ragged", "requested to read"),
     Mutant("gated_mlp", "wrong operand", "tl.dot(tile, w_up, up", "tl.dot(tile, w_gate, up", "half", "rms error"),
 ]  # fmt: skip

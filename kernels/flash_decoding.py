@@ -1,0 +1,395 @@
+"""FlashDecoding: attention of a few new tokens over a long cache in pages, its keys split over programs.
+
+One program holds all query rows that share a key-value head (grouped heads times new tokens, so that keys are read once
+for all of them) and walks over one part of the sequence's pages. With more than one part, each leaves a normalised partial
+result and the logarithm of its weight, and a second kernel merges them. The new tokens' keys lie in the cache already;
+several new tokens (verification of drafts) see each other causally, or as a tree says. An 8-bit cache is widened to the
+queries' type, which is exact; its scales are applied to scores and sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from roofline.components.attention import Attention
+from roofline.kernels import buffers
+from roofline.kernels.device import Device, of
+from roofline.kernels.flash_attention import attention, soft_capped, visible
+from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.types import TYPES, Source
+from roofline.numeric import ceil_div
+from roofline.work import Ragged, Work
+
+
+@triton.jit
+def merge(score, peak, total):
+    """One block of scores (base 2) into a running softmax: weights, new peak and total, and what old sums fade by."""
+    highest = tl.maximum(peak, tl.max(score, 1))
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    weight = tl.exp2(score - base[:, None])
+    fade = tl.exp2(peak - base)
+    return weight, highest, total * fade + tl.sum(weight, 1), fade
+
+
+@triton.jit
+def flash_decoding_kernel(
+    q, k_cache, v_cache, table, lengths, sinks, tree, out, weights, columns, scale, v_scale, size,
+    T: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, V: tl.constexpr, HP: tl.constexpr,
+    VP: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """One part of the keys of one sequence and key-value head; out is [B, T, N, SPLITS, V]."""
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    part = tl.program_id(2)
+    group: tl.constexpr = N // K
+    row = tl.arange(0, ROWS)
+    token = row // group
+    real = row < T * group
+    at = (sequence * T + token) * N + head * group + row % group
+    width = tl.arange(0, HP)
+    value = tl.arange(0, VP)
+    queries = tl.load(q + at[:, None] * H + width[None, :], mask=real[:, None] & (width[None, :] < H), other=0.0)
+    length = tl.load(lengths + sequence)
+    cached = length - T
+    low = 0
+    if WINDOW:
+        low = tl.maximum(0, cached - size + 1)
+    share = tl.cdiv(tl.cdiv(length - low, BN), SPLITS) * BN
+    first = low + part * share
+    last = tl.minimum(first + share, length)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    sums = tl.zeros((ROWS, VP), tl.float32)
+    if sinks is not None:  # noqa: SIM102
+        if part == 0:
+            sink = tl.load(sinks + head * group + row % group, mask=real, other=0.0)
+            peak = sink.to(tl.float32) * 1.4426950408889634
+            total = tl.full((ROWS,), 1.0, tl.float32)
+    for start in range(first, last, BN):
+        key = start + tl.arange(0, BN)
+        inside = key < last
+        page = tl.load(table + sequence * columns + key // PAGE, mask=inside, other=0).to(tl.int64)
+        slot = (page * PAGE + key % PAGE) * K + head
+        keys = tl.load(
+            k_cache + slot[None, :] * H + width[:, None], mask=inside[None, :] & (width[:, None] < H), other=0.0
+        )  # fmt: skip
+        score = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scale
+        if CAP > 0:
+            score = soft_capped(score, CAP)
+        score = score * 1.4426950408889634
+        if tree is None:
+            seen = key[None, :] <= cached + token[:, None]
+            if WINDOW:
+                seen = seen & (key[None, :] > cached + token[:, None] - size)
+        else:
+            branch = tree + (sequence * T + token[:, None]) * T + (key - cached)[None, :]
+            new = (key >= cached) & inside
+            seen = (key < cached)[None, :] | (tl.load(branch, mask=new[None, :] & real[:, None], other=0) != 0)
+        score = tl.where(seen & inside[None, :], score, float("-inf"))
+        weight, peak, total, fade = merge(score, peak, total)
+        values = tl.load(
+            v_cache + slot[:, None] * V + value[None, :], mask=inside[:, None] & (value[None, :] < V), other=0.0
+        )  # fmt: skip
+        widened = values.to(queries.dtype)
+        sums = tl.dot(weight.to(queries.dtype), widened, sums * fade[:, None], input_precision="ieee")
+    result = sums / tl.where(total > 0, total, 1.0)[:, None] * v_scale
+    goal = out + (at[:, None] * SPLITS + part).to(tl.int64) * V + value[None, :]
+    tl.store(goal, result.to(out.dtype.element_ty), mask=real[:, None] & (value[None, :] < V))
+    if SPLITS > 1:
+        weighed = tl.where(total > 0, peak + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+        tl.store(weights + at * SPLITS + part, weighed, mask=real)
+
+
+@triton.jit
+def merge_parts_kernel(parts, weights, out, V: tl.constexpr, VP: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr):
+    """The parts of one query row, weighed against each other."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, SP)
+    value = tl.arange(0, VP)
+    weighed = tl.load(weights + row * SPLITS + part, mask=part < SPLITS, other=float("-inf"))
+    weight = tl.exp2(weighed - tl.max(weighed, 0))
+    inside = (part[:, None] < SPLITS) & (value[None, :] < V)
+    partial = tl.load(parts + (row * SPLITS + part[:, None]) * V + value[None, :], mask=inside, other=0.0)
+    result = tl.sum(partial * weight[:, None], 0) / tl.sum(weight, 0)
+    tl.store(out + row * V + value, result.to(out.dtype.element_ty), mask=value < V)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Keys per block, parts of the sequence, warps, stages."""
+
+    BN: int
+    splits: int
+    warps: int = 4
+    stages: int = 3
+
+
+def padded(width: int) -> int:
+    """A width as the matrix unit takes it: a power of two, 16 at least."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def parts_for(programs: int, keys: int, BN: int, device: Device, resident: int) -> int:
+    """Parts of the keys that fill the device with ``resident`` programs per unit, four blocks each at the least."""
+    wanted = ceil_div(resident * device.units, programs)
+    return max(1, min(wanted, ceil_div(keys, 4 * BN), 128))
+
+
+def choose(sequences: int, K: int, rows: int, H: int, keys: int, dtype: str, device: Device) -> Parts:
+    """Blocks and parts by sequences, heads, rows, width, the longest sequence and the device."""
+    if dtype == "fp32":
+        return Parts(32, parts_for(sequences * K, keys, 32, device, 2), 4, 1)
+    BN = 64 if padded(H) <= 128 and device.shared >= 100_000 else 32
+    stages = 3 if device.shared >= 100_000 else 1
+    return Parts(BN, parts_for(sequences * K, keys, BN, device, 2), 8 if rows > 64 else 4, stages)
+
+
+def merge_parts(parts: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+    """Merges ``parts [..., SPLITS, V]`` by the base-2 logarithms ``weights [..., SPLITS]`` into ``out [..., V]``."""
+    splits, V = parts.shape[-2:]
+    merge_parts_kernel[(out.numel() // V,)](
+        parts, weights, out, V=V, VP=1 << (V - 1).bit_length(), SPLITS=splits, SP=1 << (splits - 1).bit_length(), num_warps=4
+    )  # fmt: skip
+
+
+def flash_decoding(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, longest: int,
+    window: int = 0, scale: float | None = None, soft_cap: float = 0.0, sinks: torch.Tensor | None = None,
+    tree: torch.Tensor | None = None, k_scale: float = 1.0, v_scale: float = 1.0, parts: Parts | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Attention of ``q [B, T, N, H]`` over the cache; returns ``[B, T, N, V]``.
+
+    Args:
+        k_cache, v_cache: ``[pages, PAGE, K, H]`` and ``[pages, PAGE, K, V]``, of the queries' type, fp8 or int8.
+        table: int32 ``[B, pages]``. lengths: int32 ``[B]``, cached and new tokens. longest: the largest of them.
+        window: the last keys that a query sees, 0 for all. soft_cap, sinks: as in ``flash_attention``.
+        tree: uint8 ``[B, T, T]``, which new tokens each new token sees; causal where it is None.
+        k_scale, v_scale: what the cache's elements are multiplied by.
+    """
+    B, T, N, H = q.shape
+    PAGE, K, V = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
+    if N % K or (tree is not None and window):
+        raise ValueError(f"{N} query heads over {K} key-value heads, window {window}, a tree: {tree is not None}")
+    out = buffers.empty(B, T, N, V, dtype=q.dtype, device=q.device)
+    if not out.numel():
+        return out
+    rows = T * (N // K)
+    cut = parts or choose(B, K, rows, H, longest, {2: "bf16", 4: "fp32"}[q.element_size()], of(q))
+    split = cut.splits > 1
+    partial = buffers.empty(B, T, N, cut.splits, V, dtype=torch.float32, device=q.device) if split else out
+    weights = buffers.empty(B, T, N, cut.splits, dtype=torch.float32, device=q.device) if split else None
+    flash_decoding_kernel[(B, K, cut.splits)](
+        q, k_cache, v_cache, table, lengths, sinks, tree, partial, weights, table.shape[1],
+        (scale or H**-0.5) * k_scale, v_scale, window, T=T, N=N, K=K, H=H, V=V, HP=padded(H), VP=padded(V),
+        ROWS=padded(rows), BN=cut.BN, PAGE=PAGE, SPLITS=cut.splits, WINDOW=window > 0, CAP=soft_cap,
+        num_warps=cut.warps, num_stages=cut.stages,
+    )  # fmt: skip
+    if weights is not None:
+        merge_parts(partial, weights, out)
+    return out
+
+
+@dataclass(frozen=True)
+class Decode(Case):
+    """``cached`` tokens of each sequence behind T new ones; heads, widths, pages; what the queries see."""
+
+    cached: tuple[int, ...]
+    N: int
+    K: int
+    H: int
+    V: int = 0
+    T: int = 1
+    page: int = 16
+    kv: str = ""
+    window: int = 0
+    soft_cap: float = 0.0
+    sinks: bool = False
+    tree: bool = False
+    parts: Parts | None = None
+
+    @property
+    def values(self) -> int:
+        """Width of a value."""
+        return self.V or self.H
+
+    @property
+    def stored(self) -> str:
+        """Type of the cache."""
+        return self.kv or self.dtype
+
+    @property
+    def cut(self) -> Parts:
+        """The parts of its launch."""
+        if self.parts is None:
+            raise ValueError(f"{self.name}: traffic is stated for given parts")
+        return self.parts
+
+
+SCALES = {"fp8": (0.5, 0.25), "int8": (0.02, 0.01)}
+TREE = ((1, 0, 0, 0, 0), (1, 1, 0, 0, 0), (1, 0, 1, 0, 0), (1, 1, 0, 1, 0), (1, 0, 1, 0, 1))
+"""Two branches below one token: which new tokens each of five sees."""
+
+
+def paged(case: Any, source: Source, shape: tuple[int, ...], lengths: list[int], dtype: str) -> tuple[Any, Any]:
+    """A cache of random pages of ``shape`` and a table that gives each sequence its own."""
+    widest = ceil_div(max(lengths), case.page)
+    pages = len(lengths) * widest + 3
+    cache = source.normal(pages, case.page, *shape, dtype=dtype)
+    return cache, source.permutation(pages)[: len(lengths) * widest].view(len(lengths), widest)
+
+
+def inputs(case: Decode, device: str) -> Tensors:
+    """Queries, a cache in random pages, its table and lengths."""
+    source, lengths = Source(case.name, device), [S + case.T for S in case.cached]
+    k_cache, table = paged(case, source, (case.K, case.H), lengths, case.stored)
+    v_cache, _ = paged(case, source, (case.K, case.values), lengths, case.stored)
+    k_scale, v_scale = SCALES.get(case.stored, (1.0, 1.0))
+    tree = torch.tensor(TREE, dtype=torch.uint8, device=device).expand(len(lengths), -1, -1).contiguous() if case.tree else None
+    return {
+        "q": source.normal(len(lengths), case.T, case.N, case.H, dtype=case.dtype), "k_cache": k_cache, "v_cache": v_cache,
+        "table": table, "lengths": source.integers(lengths), "longest": max(lengths),
+        "sinks": source.normal(case.N, dtype=case.dtype) if case.sinks else None, "tree": tree,
+        "k_scale": k_scale, "v_scale": v_scale,
+    }  # fmt: skip
+
+
+def contiguous(cache: torch.Tensor, row: torch.Tensor, length: int) -> torch.Tensor:
+    """The tokens of one sequence out of its pages, in float64."""
+    return cache[row.long()].flatten(0, 1)[:length].double()
+
+
+def reference(case: Decode, tensors: Tensors) -> Tensors:
+    """Softmax attention over each sequence's own contiguous keys, in float64."""
+    outputs = []
+    for index, S in enumerate(case.cached):
+        row, length = tensors["table"][index], S + case.T
+        k = contiguous(tensors["k_cache"], row, length) * tensors["k_scale"]
+        v = contiguous(tensors["v_cache"], row, length) * tensors["v_scale"]
+        seen = visible("window" if case.window else "causal", case.window, case.T, S).clone()
+        if case.tree:
+            seen[:, S:] = tensors["tree"][index].bool()
+        outputs.append(attention(tensors["q"][index], k, v, seen, case.H**-0.5, tensors["sinks"], case.soft_cap))
+    return {"out": torch.stack(outputs)}
+
+
+def launch(case: Decode, tensors: Tensors) -> Tensors:
+    """The Triton kernels."""
+    options: dict[str, Any] = {"window": case.window, "soft_cap": case.soft_cap, "parts": case.parts}
+    return {"out": flash_decoding(**tensors, **options)}
+
+
+def block_counts(low: int, length: int, cut: Parts) -> int:
+    """Blocks of keys that the parts of one sequence walk over together."""
+    share = ceil_div(ceil_div(length - low, cut.BN), cut.splits) * cut.BN
+    ends = [(low + part * share, min(low + (part + 1) * share, length)) for part in range(cut.splits)]
+    return sum(ceil_div(last - first, cut.BN) for first, last in ends if last > first)
+
+
+def merged(rows: int, V: int, splits: int, out: int) -> tuple[dict[str, Moved], dict[str, Launch]]:
+    """What the parts of ``rows`` results of width V add: their way to memory, and the kernel that merges them."""
+    sums, weights = 4 * rows * splits * V, 4 * rows * splits
+    if splits == 1:
+        return {"out": Moved("activations", written=out)}, {}
+    second = {
+        "parts": Moved("", read=sums),
+        "weights": Moved("", read=weights),
+        "out": Moved("activations", written=out),
+    }
+    first = {"out": Moved("", written=sums), "weights": Moved("", written=weights)}
+    return first, {"merge_parts_kernel": Launch(rows, second)}
+
+
+def expected(case: Decode, tensors: Tensors) -> Expected:
+    """Keys and values once for all rows that share them; queries once per part; a table entry per key and head.
+
+    The pairs that a tree hides are padding: the component counts a chain.
+    """
+    cut, fmt, kv, B = case.cut, TYPES[case.dtype].format, TYPES[case.stored].format, len(case.cached)
+    mask = ("window", case.window) if case.window else ("causal", None)
+    core = Attention(case.N, case.K, case.H, case.values, *mask, kv, fmt, case.sinks)
+    cost = core.cost(Ragged(tuple(Work(1, case.T, S) for S in case.cached)))
+    lows = [max(0, S - case.window + 1) if case.window else 0 for S in case.cached]
+    spans = [(low, S + case.T) for low, S in zip(lows, case.cached, strict=True)]
+    keys = sum(length - low for low, length in spans)
+    entries = sum((length - 1) // case.page - low // case.page + 1 for low, length in spans)
+    programs, k = B * case.K * cut.splits, cost.read["state"] * case.H // (case.H + case.values)
+    moved = {
+        "q": Moved("activations", read=cost.read["activations"], requested=cost.read["activations"] * cut.splits),
+        "k_cache": Moved("state", read=k),
+        "v_cache": Moved("state", read=cost.read["state"] - k),
+        "table": Moved("", read=4 * entries, requested=4 * keys * case.K),
+        "lengths": Moved("", read=4 * B, requested=4 * programs),
+    }
+    group = case.N // case.K
+    if case.sinks:
+        sinks = fmt.bytes(case.N)
+        moved["sinks"] = Moved("", read=sinks, requested=sinks * case.T * B)
+    if case.tree:
+        moved["tree"] = Moved("", read=B * case.T**2, requested=B * case.K * case.T**2 * group)
+    first, second = merged(B * case.T * case.N, case.values, cut.splits, cost.write["activations"])
+    blocks = case.K * sum(block_counts(low, length, cut) for low, length in spans)
+    widths = padded(case.H) + padded(case.values)
+    padding = 2 * padded(case.T * group) * cut.BN * widths * blocks - cost.matrix_flops
+    kernels = {"flash_decoding_kernel": Launch(programs, {**moved, **first}), **second}
+    return Expected(cost, kernels, TYPES[case.dtype].triton, padding)
+
+
+def library(case: Decode, tensors: Tensors) -> Any:
+    """torch's scaled_dot_product_attention over contiguous keys: what it costs without pages."""
+    S, T = case.cached[0], case.T
+    if any(one != S for one in case.cached) or T > 1 or case.window or case.sinks or case.soft_cap or case.kv:
+        return None
+    rows = [(tensors[name], tensors["table"].long()) for name in ("k_cache", "v_cache")]
+    k, v = (cache[row].flatten(1, 2)[:, : S + T].transpose(1, 2).contiguous() for cache, row in rows)
+    q = tensors["q"].transpose(1, 2).contiguous()
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    return lambda: sdpa(q, k, v, enable_gqa=case.N != case.K)
+
+
+ONE, FOUR = Parts(16, 1), Parts(16, 4)
+CASES = (
+    Decode("ragged", "bf16", (0, 76, 129), 8, 2, 64, parts=FOUR),
+    Decode("one-part", "bf16", (33, 5), 4, 1, 32, parts=ONE),
+    Decode("no-groups", "fp16", (40, 63), 3, 3, 48, page=8, parts=Parts(32, 2)),
+    Decode("wide-group", "bf16", (50,), 8, 1, 32, V=64, parts=Parts(16, 3)),
+    Decode("verify", "bf16", (21, 64), 4, 2, 32, T=4, parts=Parts(16, 2)),
+    Decode("tree", "bf16", (30, 0), 4, 2, 32, T=5, tree=True, parts=Parts(16, 2)),
+    Decode("window", "bf16", (90, 9), 4, 1, 32, window=40, parts=Parts(16, 2)),
+    Decode("window-verify", "fp16", (55, 3), 2, 1, 32, T=3, window=17, page=4, parts=Parts(16, 3)),
+    Decode("sinks", "bf16", (37, 70), 8, 1, 32, sinks=True, parts=Parts(16, 3)),
+    Decode("sinks-window", "bf16", (61,), 4, 4, 16, sinks=True, window=20, T=2, parts=ONE),
+    Decode("soft-cap", "fp32", (44,), 2, 1, 80, soft_cap=3.0, parts=Parts(16, 2)),
+    Decode("fp8-cache", "bf16", (45, 18), 4, 2, 64, kv="fp8", parts=Parts(16, 2)),
+    Decode("int8-cache", "fp16", (29, 41), 4, 1, 32, kv="int8", page=8, parts=Parts(16, 2)),
+    Decode("single", "fp32", (65, 1, 30), 4, 2, 32, parts=FOUR),
+)
+TOLERANCE = {
+    "bf16": Tolerance(5e-3, "weights of at most 1 are rounded to bf16 before they multiply values; the result once more"),
+    "fp16": Tolerance(6e-4, "weights of at most 1 are rounded to fp16 before they multiply values; the result once more"),
+    "fp32": Tolerance(2e-6, "fp32 sums in another order, exp2 in place of exp"),
+}
+BUILDS = (
+    Build(Decode("llama-70b", "bf16", (32767,) * 16, 64, 8, 128), {"flash_decoding_kernel": "HMMA"}, (), EVERYWHERE),
+    Build(Decode("llama-70b-fp8", "bf16", (32767,) * 16, 64, 8, 128, kv="fp8"), {"flash_decoding_kernel": "HMMA"}),
+    Build(Decode("int8", "bf16", (32767,) * 16, 32, 8, 128, kv="int8"), {"flash_decoding_kernel": "HMMA"}),
+    Build(Decode("gpt-oss", "bf16", (32767,) * 16, 64, 8, 64, window=128, sinks=True), {"flash_decoding_kernel": "HMMA"}),
+    Build(Decode("verify", "bf16", (32764,) * 4, 64, 8, 128, T=8), {"flash_decoding_kernel": "HGMMA"}),
+    Build(Decode("tree", "bf16", (32764,) * 4, 32, 8, 128, T=5, tree=True), {"flash_decoding_kernel": "HMMA"}),
+    Build(Decode("gemma", "bf16", (8191,) * 4, 16, 8, 256, soft_cap=50.0), {"flash_decoding_kernel": "HMMA"}),
+)
+MEASURED = (
+    Decode("llama-70b-32k", "bf16", (32767,) * 16, 64, 8, 128),
+    Decode("llama-8b-32k-one", "bf16", (32767,), 32, 8, 128),
+    Decode("heads-32-32k", "bf16", (32767,) * 4, 32, 32, 128),
+    Decode("llama-70b-32k-fp8", "bf16", (32767,) * 16, 64, 8, 128, kv="fp8"),
+    Decode("verify-32k", "bf16", (32764,) * 16, 64, 8, 128, T=4),
+)
+SPEC = Spec(
+    "flash_decoding", "Attention", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED, library
+)  # fmt: skip
