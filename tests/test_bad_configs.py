@@ -75,10 +75,25 @@ def test_a_doubled_key_with_one_value_is_harmless(tmp_path: Path) -> None:
 
 
 def test_a_binary_file(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
+    path = tmp_path / "model.bin"
     path.write_bytes(bytes(range(256)) * 8)
     assert "not a text file" in refusal(path)
     assert "not a text file" in refusal(str(path))
+
+
+def test_weights_are_no_config(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(8))
+    assert "give the config.json beside it" in refusal(path)
+
+
+def test_the_side_file_of_modelopt_is_no_config(tmp_path: Path) -> None:
+    side = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    path = tmp_path / "hf_quant_config.json"
+    path.write_text(json.dumps(side))
+    assert "ModelOpt's hf_quant_config.json" in refusal(path)
+    assert "give the config.json beside it" in refusal(path)
+    assert "ModelOpt" in refusal(side)
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("roofline", "errors", "symbols", "numeric", "units", "formats"),
     ("cost", "work", "accelerator"),
     ("components",),
-    ("model", "configs", "edits", "engines", "formulas", "formula_book", "ridge"),
+    ("model", "configs", "checkpoints", "edits", "engines", "formulas", "formula_book", "ridge"),
     ("timing", "expected", "parallel", "memory", "speculative", "training", "breakdown"),
     ("inference", "sharded", "serving", "diffusion"),
     ("sweep", "planner"),

@@ -45,7 +45,8 @@ class Gguf:
 
     def stored(self) -> Stored:
         """The stored weights."""
-        weights, buffers = [], []
+        weights: list[Weight] = []
+        buffers: list[Weight] = []
         for name, tensor in self.tensors.items():
             kind = TYPES.get(tensor.dtype, tensor.dtype.lower())
             holder = buffers if kind not in FORMATS or is_buffer(name, Tensor("F32", tensor.shape, 0)) else weights
@@ -116,7 +117,9 @@ def _file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for name, tensor in tensors.items():
         fmt = FORMATS.get(TYPES.get(tensor.dtype, tensor.dtype.lower()))
         if fmt is not None and fmt.bytes(tensor.elements) != tensor.bytes:
-            raise InputError(f"weights: {name} in {path.name} takes {tensor.bytes} bytes, {fmt.name} takes {fmt.bytes(tensor.elements)}")
+            raise InputError(
+                f"weights: {name} in {path.name} takes {tensor.bytes} bytes, {fmt.name} takes {fmt.bytes(tensor.elements)}"
+            )
     return metadata, tensors
 
 

@@ -78,7 +78,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], int]:
     files = sorted(set(places.values()))
     missing = [file for file in files if not (path.parent / file).is_file()]
     if missing:
-        raise InputError(f"weights: {path.name} names {missing[0]}, which is not beside it ({len(missing)} of {len(files)} missing)")
+        raise InputError(
+            f"weights: {path.name} names {missing[0]}, which is not beside it ({len(missing)} of {len(files)} missing)"
+        )
     tensors = merged((file, _header(path.parent / file)) for file in files)
     strangers = sorted(places.keys() ^ tensors.keys())
     if strangers:

@@ -19,6 +19,7 @@ LONGEST_MESSAGE = 600
 EXTRAS = {
     "torch": "kernels", "triton": "kernels", "aiconfigurator_core": "silicon", "scipy": "silicon", "pyarrow": "silicon",
     "transformers": "oracle", "distributed": "cluster", "joblib": "cluster",
+    "safetensors": "checkpoints", "gguf": "checkpoints",
 }  # fmt: skip
 """Module -> the extra that installs it."""
 

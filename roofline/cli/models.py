@@ -9,6 +9,7 @@ import typer
 from roofline.cli.bundles import bundled
 from roofline.cli.options import complete_models
 from roofline.cli.output import OUTPUT, Output
+from roofline.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,10 +138,20 @@ def models(
             autocompletion=complete_models,
         ),
     ] = None,
+    stored: Annotated[
+        bool,
+        typer.Option("--stored", help="Bytes per module from the headers of a local model; exit with 1 when the config differs."),
+    ] = False,
     *,
     out: Output,
 ) -> int:
     """The models in the catalogue, or everything about one."""
+    if stored and name is None:
+        raise InputError("--stored: say which model: a folder with safetensors files, or a .gguf file")
+    if stored:
+        from roofline.cli.stored import show_stored
+
+        return show_stored(str(name), out)
     if name is None:
         _list(out)
     else:

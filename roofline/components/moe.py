@@ -101,12 +101,16 @@ class GroupedLinear(Component):
             self.activation.bytes(stored * self.k),
         )
 
+    def hit(self, tokens: Any) -> Any:
+        """Experts whose weights are read."""
+        return expected_experts(self.E, self.k, tokens, self.skew)
+
     def rows(self, tokens: Any) -> Any:
         """Rows multiplied: k per token, padded to tiles."""
         routed = scale(tokens, self.k)
         if self.tile == 1:
             return routed
-        hit = expected_experts(self.E, self.k, tokens, self.skew)
+        hit = self.hit(tokens)
         return maximum(routed + scale(hit, half(self.tile - 1)), scale(hit, self.tile))
 
     def cost(self, work: Batch) -> Cost:
@@ -116,7 +120,7 @@ class GroupedLinear(Component):
         operations = {self.weight.unit: scale(rows, flops)}
         if vector != 0:
             operations["vector"] = scale(rows, vector)
-        hit = expected_experts(self.E, self.k, tokens, self.skew)
+        hit = self.hit(tokens)
         return Cost(
             operations,
             {"weights": scale(hit, weights), "activations": scale(tokens, read)},
@@ -184,6 +188,7 @@ class MoE(Block):
             those of the shared experts and of the latent.
         router_bias: a stored correction of E elements. router_linear_bias: a bias of the router's projection.
         weight, router_weight, shared_weight: storage of experts, router and shared experts (None: as experts).
+        down_weight: storage of the routed experts' second projection (None: as their first).
         latent: width that routed experts work on instead of D, between two projections (Nemotron 3), None for D.
         latent_weight: storage of those two projections (None: as the shared experts).
         skew: exponent of power-law routing, 0 for uniform. tile: rows to which an expert's share is padded.
@@ -205,6 +210,7 @@ class MoE(Block):
     weight: Format = BF16
     router_weight: Format = BF16
     shared_weight: Format | None = None
+    down_weight: Format | None = None
     activation: Format = BF16
     latent: Any = None
     latent_weight: Format | None = None
@@ -233,15 +239,15 @@ class MoE(Block):
         """The routed experts: two grouped matmuls, the activation fused into the first."""
         width = self.D if self.latent is None else self.latent
         common = {
-            "E": self.E, "k": self.k, "bias": self.bias, "weight": self.weight, "activation": self.activation,
-            "skew": self.skew, "tile": self.tile,
+            "E": self.E, "k": self.k, "bias": self.bias, "activation": self.activation, "skew": self.skew, "tile": self.tile,
         }  # fmt: skip
+        second = self.weight if self.down_weight is None else self.down_weight
         first = GroupedLinear(
             width, 2 * self.F if self.gated else self.F, stored=self.F, gathers=True,
             epilogue=ACTIVATION_FLOPS + (1 if self.gated else 0),
-            name=f"{self.name}.{'gate_up' if self.gated else 'up'}", **common,
+            name=f"{self.name}.{'gate_up' if self.gated else 'up'}", weight=self.weight, **common,
         )  # fmt: skip
-        return (first, GroupedLinear(self.F, width, name=f"{self.name}.down", **common))
+        return (first, GroupedLinear(self.F, width, weight=second, name=f"{self.name}.down", **common))
 
     @cached_property
     def shared(self) -> tuple[Component, ...]:

@@ -1,4 +1,4 @@
-"""``load_model``: a catalogue name, the path of a config.json, or its contents -> Model."""
+"""``load_model``: a catalogue name, the path of a config.json or of a GGUF file, or a config's contents -> Model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from roofline.configs.config import WIDTH, Config
 from roofline.configs.families import reader_of
 from roofline.configs.storage import Storage, base_format
-from roofline.errors import InputError, suggest
+from roofline.errors import InputError, UnsupportedModel, suggest
 from roofline.model import Model
 
 CATALOG = Path(__file__).parent.parent / "catalog"
@@ -108,18 +109,78 @@ def read_storage(config: Config, inner: Config | None = None) -> Storage:
     return Storage(base)
 
 
-def read_config(data: Mapping[str, Any], name: str) -> Model:
-    """A Model from the contents of a config.json. Raises UnsupportedModel or InputError."""
+def read_config(data: Mapping[str, Any], name: str, storage: Storage | None = None) -> Model:
+    """A Model from the contents of a config.json; ``storage`` where the config is not what says how weights are stored.
+
+    Raises UnsupportedModel or InputError.
+    """
     config = Config(data)
     if not data:
         raise InputError("config: the object is empty; give the config.json of the model")
     kind = config.text("model_type")
+    if not kind and isinstance(data.get("quantization"), Mapping):
+        raise InputError(
+            "config: this is ModelOpt's hf_quant_config.json, which says how weights are stored and nothing else; "
+            "give the config.json beside it (the quantisation beside it is read along)"
+        )
     if not kind:
         raise InputError("config: model_type is missing; it says which architecture the other keys describe")
     text = config.section("text_config") if isinstance(config.get("text_config"), Mapping) else None
     nested = text is not None and not any(key in config for key in WIDTH)
-    model: Model = reader_of(kind, nested)(config, read_storage(config, text), name)
+    model: Model = reader_of(kind, nested)(config, storage or read_storage(config, text), name)
     return model
+
+
+def _load_gguf(path: Path) -> Model:
+    """A Model from the metadata of a GGUF file, stored as its tensors are.
+
+    Raises UnsupportedModel where the tensors hold other parameters than the architecture that the metadata describe.
+    """
+    from roofline.checkpoints.agreement import compare
+    from roofline.checkpoints.gguf_config import as_config, as_stored, metadata_name, storage_of
+    from roofline.checkpoints.gguf_headers import read_gguf
+
+    gguf = read_gguf(path)
+    keys = as_config(gguf)
+    layers = Config(keys, "gguf ").layers
+    read = read_config(keys, metadata_name(gguf.metadata, path.stem), storage_of(gguf, layers))
+    model = as_stored(read, gguf)
+    found = compare(gguf.stored(), model)
+    if not found.same_params:
+        raise UnsupportedModel(f"gguf: {path.name} is not what its architecture is read as ({found.summary})")
+    assumed = "activations and cached state in bfloat16 (a GGUF names no format for them)"
+    return replace(model, assumes=(*model.assumes, assumed, found.summary), family=keys["model_type"])
+
+
+def _checked(model: Model, folder: Path) -> Model:
+    """The model with a line about the weights that lie beside its config: whether they are what the config describes.
+
+    Raises InputError where they are cut off, incomplete or malformed: the config alone is read by its own path.
+    """
+    from roofline.checkpoints.agreement import compare
+    from roofline.checkpoints.headers import read_headers
+    from roofline.checkpoints.safetensors_headers import weights_in
+
+    if weights_in(folder) is None:
+        return model
+    try:
+        note = compare(read_headers(folder), model).summary
+    except ModuleNotFoundError as error:
+        note = f"stored weights were not compared with the config: {error}"
+    except InputError as error:
+        raise InputError(f"{error}; to leave the weights out, give {folder / 'config.json'}") from None
+    return replace(model, assumes=(*model.assumes, note))
+
+
+def _load_folder(folder: Path) -> Model:
+    """A Model from the config.json of a folder and the weights beside it, or from its GGUF file where it has only that."""
+    from roofline.checkpoints.headers import gguf_in
+
+    path = folder / "config.json"
+    weights = None if path.is_file() else gguf_in(folder)
+    if weights is not None:
+        return _load_gguf(weights)
+    return _checked(read_config(_with_storage(_read_json(path), path), folder.name or path.stem), folder)
 
 
 def _named_in_full(name: str) -> str | None:
@@ -147,7 +208,9 @@ def _load_named(name: str) -> Model:
 
 
 def load_model(source: str | Path | Mapping[str, Any]) -> Model:
-    """A Model from a catalogue name, the path of a config.json (or its folder), or the config as a mapping.
+    """A Model from a catalogue name, the path of a config.json (or its folder), a GGUF file, or the config as a mapping.
+
+    The headers of weights that lie in a folder are compared with its config, and ``assumes`` says what came of it.
 
     Args:
         source: "llama-2-13b" or "meta-llama/Llama-2-13b-hf"; a path; or a dict with the keys of a config.json.
@@ -165,8 +228,13 @@ def load_model(source: str | Path | Mapping[str, Any]) -> Model:
         raise InputError(f"model: {str(source)!r:.60} cannot be read ({error.strerror})") from None
     if folder and isinstance(source, str) and NAME.fullmatch(normalise(source)) and not (path / "config.json").is_file():
         folder = not (CATALOG / f"{normalise(source)}.toml").is_file()
-    if isinstance(source, Path) or path.suffix == ".json" or folder or (file and path.suffix != ""):
-        path = path / "config.json" if folder else path
+    if path.suffix == ".gguf" and not folder:
+        return _load_gguf(path)
+    if path.suffix == ".safetensors" and file:
+        raise InputError(f"model: {path} holds weights, which do not say what the model is; give the config.json beside it")
+    if folder:
+        return _load_folder(path)
+    if isinstance(source, Path) or path.suffix == ".json" or (file and path.suffix != ""):
         stem = path.parent.name if path.name == "config.json" else path.stem
         return read_config(_with_storage(_read_json(path), path), stem or path.stem)
     if str(source).startswith(PATH_LIKE):

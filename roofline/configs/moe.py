@@ -161,11 +161,12 @@ def moe_of(config: Config, family: Family, storage: Storage, prefix: str, index:
         raise InputError(f"config: {config.where}{PICKED[0]} {k} exceeds the {E} experts")
     F = one_size(config, index, *EXPERT_WIDTH)
     shared = F if family.always_shared else shared_width(config, F)
+    first, second = storage.linear(f"{prefix}experts.0.gate_proj"), storage.linear(f"{prefix}experts.0.down_proj")
     return MoE(
         D=config.width, F=F, E=E, k=k, shared_F=shared, shared_gate=family.shared_gate,
         bias=family.expert_bias, shared_bias=resolve(family.style.mlp_bias, config),
         router_bias=family.router_bias, router_linear_bias=family.router_linear_bias,
-        weight=storage.linear(f"{prefix}experts.0.gate_proj"), router_weight=storage.base,
+        weight=first, down_weight=None if second == first else second, router_weight=storage.base,
         shared_weight=storage.linear(f"{prefix}shared_experts.gate_proj"), activation=storage.base,
     )  # fmt: skip
 

@@ -24,6 +24,8 @@ def _restore(component: Component, fmt: Format) -> Component:
     }
     if updates and "overrides" in names:
         updates["overrides"] = ()
+    if updates and "down_weight" in names:
+        updates["down_weight"] = None
     return replace(component, **updates) if updates else component
 
 
