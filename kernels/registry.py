@@ -13,6 +13,8 @@ KERNELS = {
     "gated_mlp": "Gate, up and activation of a feed-forward block in one kernel.",
     "flash_attention": "Prefill attention: every mask, grouped heads, sinks, soft cap, cached prefixes, ragged batches.",
     "flash_decoding": "Decode attention over pages, keys split over programs; windows, sinks, trees, 8-bit caches.",
+    "mla_decode": "Absorbed latent attention over pages, in 16 bits or the 656-byte layout.",
+    "mla_prefill": "Expanded latent attention: wide query heads, narrower values, keys made in this step.",
     "paged_cache": "Write, gather and copy of keys and values in pages.",
     "rmsnorm": "RMSNorm with the residual addition fused in.",
     "rotary": "Rotary embedding fused with the write of keys and values into pages.",

@@ -5,6 +5,7 @@ the distinct bytes touched, in each direction; the bytes that masks left out; do
 functions and other elementwise operations; programs. An access that lies in no tensor argument raises ``OutOfBounds``, so
 that a run is a memory sanitizer too.
 
+A tensor that is passed twice, and views of one piece of memory, count under the first parameter that holds the address.
 Bytes are what programs request: what a cache saves between them, and the 32-byte sectors that DRAM moves, are not in them.
 
 Triton's interpreter computes with the raw bits of bfloat16 (its sums and dots are silently wrong by many orders of

@@ -55,6 +55,10 @@ MUTANTS = [
     Mutant("flash_decoding", "missing write", "tl.store(weights + at * SPLITS + part, weighed, mask=real)", "tl.store(weights + at * SPLITS + part, weighed, mask=real & (part > 0))", "ragged", "NaN"),
     Mutant("flash_decoding", "forgotten scale", " * v_scale", "", "fp8-cache", "rms error"),
     Mutant("flash_decoding", "ignored tree", "(key < cached)[None, :] | (tl.load(", "(key <= cached + 9)[None, :] | (tl.load(", "tree", "rms error"),
+    Mutant("mla_decode", "wrong page", "slot = page * PAGE + key % PAGE", "slot = page * PAGE + (key + 1) % PAGE", "ragged", "rms error"),
+    Mutant("mla_decode", "wrong scale", "(ENTRY // 4) + R // 4 + group[None, :]", "(ENTRY // 4) + R // 4 + 0 * group[None, :]", "packed", "rms error"),
+    Mutant("mla_decode", "missing write", "tl.store(goal, result.to(out.dtype.element_ty), mask=real[:, None])", "tl.store(goal, result.to(out.dtype.element_ty), mask=real[:, None] & (row[:, None] > 0))", "odd-heads", "NaN"),
+    Mutant("mla_prefill", "wrong width", "value_dim=case.V", "value_dim=case.V + 1", "ragged", "activations: arguments sum"),
     Mutant("gated_mlp", "extra load", "    gate = tl.zeros((BM, BN), tl.float32)\n", "    gate = tl.zeros((BM, BN), tl.float32) + 0.0 * tl.load(weight).to(tl.float32)\n", "ragged", "requested to read"),
     Mutant("gated_mlp", "wrong operand", "tl.dot(tile, w_up, up", "tl.dot(tile, w_gate, up", "half", "rms error"),
 ]  # fmt: skip
