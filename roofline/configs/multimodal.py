@@ -64,6 +64,13 @@ def _kimi(config: Config, vision: Config, text: Config) -> int:
     return 2 * D + towers.perceptron(wide, wide, text.width)
 
 
+def _minimax_m3(config: Config, vision: Config, text: Config) -> int:
+    hidden = config.size_or(text.width, "projector_hidden_size")
+    merging = config.section("img_token_compression_config") if "img_token_compression_config" in config else vision
+    merged = merging.size_or(2, "spatial_merge_size") ** 2
+    return towers.perceptron(vision.width, hidden, text.width) + towers.perceptron(merged * text.width, hidden, text.width)
+
+
 def _mllama(config: Config, vision: Config, text: Config) -> int:
     return vision.size("vision_output_dim") * text.width + text.width
 
@@ -80,11 +87,13 @@ class Wrapper:
         text: model_type of a text section that names none.
         vision: kind of a vision section that names none.
         projector: see ``Projector``.
+        tower: what counts the tower, whatever its section calls itself; None for the one of its kind.
     """
 
     text: str
     vision: str
     projector: Projector = field(default=_inside, compare=False)
+    tower: Callable[[Config], int] | None = field(default=None, compare=False)
 
 
 TOWERS: dict[str, Callable[[Config], int]] = {
@@ -97,6 +106,7 @@ TOWERS: dict[str, Callable[[Config], int]] = {
     "mllama_vision_model": towers.mllama,
     "moonvit": towers.moonvit,
     "kimi_k25_vision": towers.moonvit,
+    "minimax_m3_vl_vision": towers.minimax_m3,
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), towers.qwen_vl),
     **dict.fromkeys(("qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision", "qwen3_5_moe_vision"), towers.qwen_vl),
 }
@@ -111,6 +121,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "mllama": Wrapper("mllama_text_model", "mllama_vision_model", _mllama),
     "lfm2_vl": Wrapper("lfm2", "siglip2_vision_model", _lfm2),
     "kimi_k25": Wrapper("kimi_k2", "moonvit", _kimi),
+    "minimax_m3_vl": Wrapper("minimax_m3_vl_text", "minimax_m3_vl_vision", _minimax_m3, towers.minimax_m3),
     "qwen3_vl": Wrapper("qwen3_vl_text", "qwen3_vl"),
     "qwen3_vl_moe": Wrapper("qwen3_vl_moe_text", "qwen3_vl_moe"),
     "qwen3_5": Wrapper("qwen3_5_text", "qwen3_5"),
@@ -153,11 +164,12 @@ def tower_params(config: Config, wrapper: Wrapper, text: Config) -> int:
     """Parameters of the vision tower and the projector. Raises UnsupportedModel naming a tower that cannot be counted."""
     vision = config.section("vision_config")
     kind = vision.text("model_type") or wrapper.vision
-    if kind not in TOWERS:
+    if wrapper.tower is None and kind not in TOWERS:
         raise UnsupportedModel(
             f"{config.text('model_type')}: the parameters of a {kind} vision tower are not modelled{_alone(config)}"
         )
-    return TOWERS[kind](vision) + wrapper.projector(config, vision, text)
+    count = wrapper.tower or TOWERS[kind]
+    return count(vision) + wrapper.projector(config, vision, text)
 
 
 def read_wrapper(config: Config, storage: Storage, name: str) -> Model:

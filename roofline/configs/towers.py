@@ -2,8 +2,8 @@
 
 Towers stand outside the token path: they are counted, not costed. Each function takes the tower's section of the config
 (and what else its width depends on) and returns an exact number of parameters. Sources: the modelling files of
-transformers 5.24 (``models/clip``, ``siglip``, ``siglip2``, ``llama4``, ``qwen3_vl``, ``qwen3_5``, ``pixtral``,
-``gemma4``, ``mllama``, ``kimi_k25``, ``step3p7``), checked against those classes on the meta device.
+transformers 5.24 (``models/clip``, ``siglip``, ``siglip2``, ``llama4``, ``minimax_m3_vl``, ``qwen3_vl``, ``qwen3_5``,
+``pixtral``, ``gemma4``, ``mllama``, ``kimi_k25``, ``step3p7``), checked against those classes on the meta device.
 """
 
 from __future__ import annotations
@@ -112,6 +112,14 @@ def mllama(vision: Config) -> int:
     tile_tables = 2 * (1 + (ratios + 1) * tiles * D)
     local, gated = vision.layers, vision.size("num_global_layers")
     return D + _patch(vision) * D + positions + tile_tables + 4 * D + (local + gated) * layer + 2 * gated
+
+
+def minimax_m3(vision: Config) -> int:
+    """MiniMax-M3's ViT: patches of two frames without a bias, a norm in front, none behind."""
+    D = vision.width
+    merging = vision.section("img_token_compression_config") if "img_token_compression_config" in vision else vision
+    frames = vision.optional_size("temporal_patch_size") or merging.size_or(2, "temporal_patch_size")
+    return frames * _patch(vision) * D + 2 * D + _layers(vision)
 
 
 def _aspect_ratios(tiles: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from roofline.components.attention import Attention, AttentionBlock
 from roofline.components.base import Component
+from roofline.components.block_sparse import BlockSparseAttention
 from roofline.components.compressed import CompressedAttention
 from roofline.components.hyper_connections import HyperConnection
 from roofline.components.mla import MLA
@@ -17,6 +18,8 @@ GROUPS = 8
 """Groups of the low-rank output projection in DeepSeek-V4-Flash; a structural number, so it stays one."""
 CSA_EVERY, HCA_EVERY = 4, 128
 """Tokens per compressed entry in the V4 configs; structural as well."""
+BLOCK = 128
+"""Tokens per block in MiniMax-M3; structural as well."""
 
 
 def _mla(form: str) -> Build:
@@ -39,6 +42,15 @@ def _dsa(formats: Formats) -> list[tuple[Any, Component]]:
     block = DSA(
         D, N, Q, R, P, H, Z, kv=formats["kv"], scaled=False, weight=formats["weight"], k=k, index_heads=heads, index_dim=dim,
         base=formats["weight"],
+    )  # fmt: skip
+    return [(1, block)]
+
+
+def _block_sparse(formats: Formats) -> list[tuple[Any, Component]]:
+    D, N, K, H, k, dim = symbols("D N K H k Y")
+    block = BlockSparseAttention(
+        D, N, K, H, mask="blocks", size=(BLOCK, k), rotary=H, index_heads=K, index_dim=dim, index_rotary=dim, kv=formats["kv"],
+        weight=formats["weight"],
     )  # fmt: skip
     return [(1, block)]
 
@@ -87,6 +99,11 @@ ENTRIES: dict[str, Entry] = {
         "latent attention as a prefill runs it: every latent in reach expanded to keys and values", MLA_SOURCE, _mla("expanded")
     ),
     "dsa": Entry("sparse attention over the k latents that an index selects", "DeepSeek-V3.2-Exp, inference/model.py", _dsa),
+    "block-sparse": Entry(
+        f"grouped-query attention over the k blocks of {BLOCK} tokens that an index selects",
+        "MiniMax-M3, transformers models/minimax_m3_vl",
+        _block_sparse,
+    ),
     "csa": Entry(
         f"compressed sparse attention: a window, and k of the entries that stand for {CSA_EVERY} tokens each",
         V4_SOURCE,

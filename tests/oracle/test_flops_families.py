@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from roofline.components.attention import Attention
+from roofline.components.block_sparse import BlockScores
+from roofline.components.latent import EVERYTHING
 from roofline.configs.load import load_model
 from roofline.model import Model
 from roofline.work import Work
@@ -66,6 +68,12 @@ CASES: dict[str, dict[str, Any]] = {
         "laurel_rank": 5, **LAYER_EMBEDDINGS, "activation_sparsity_pattern": [0.0] * 6,
         "layer_types": ["sliding_attention", "full_attention"] * 3,
     },
+    "minimax_m3": {
+        **BASE, "model_type": "minimax_m3_vl_text", **EXPERTS, "intermediate_size": 20, "dense_intermediate_size": 76,
+        "shared_intermediate_size": 28, "rotary_dim": 4, "index_n_heads": 2, "index_head_dim": 10, "index_block_size": 4,
+        "index_topk_blocks": 3, "index_local_blocks": 1, "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 4,
+        "layer_types": ["full_attention"] * 2 + ["minimax_m3_sparse"] * 4,
+    },
     "cohere2": {**WINDOW, "model_type": "cohere2", "tie_word_embeddings": True, "sliding_window_pattern": 3},
     "olmo3": {**{k: v for k, v in WINDOW.items() if k != "head_dim"}, "model_type": "olmo3"},
     "exaone4": {**{k: v for k, v in WINDOW.items() if k != "head_dim"}, "model_type": "exaone4"},
@@ -73,13 +81,17 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def masked(model: Model, work: Work) -> int:
-    """FLOPs that eager attention spends on scores that its mask throws away."""
+    """FLOPs that eager attention spends on scores that its mask throws away: selected blocks are a mask to it as well."""
     total = 0
     for number, part in model.counted:
         if isinstance(part, Attention):
             pairs, keys = part.scored(work)
+            keys = work.S + work.T if part.mask == "blocks" else keys
             value_dim = part.H if part.value_dim is None else part.value_dim
             total += number * 2 * work.B * part.N * (part.H + value_dim) * (work.T * keys - pairs)
+        elif isinstance(part, BlockScores):
+            pairs = EVERYTHING.pairs(work.T, work.S)
+            total += number * 2 * work.B * part.heads * part.dim * (work.T * (work.S + work.T) - pairs)
     return total
 
 
