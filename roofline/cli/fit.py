@@ -10,6 +10,7 @@ import typer
 from roofline.cli import sweeps
 from roofline.cli.bundles import bundled
 from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
+from roofline.cli.engine_fit import ENGINE_OPTIONS, EngineChoice
 from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
 from roofline.cli.options import (
     Batch,
@@ -170,7 +171,7 @@ def _verdicts(answers: Sequence[Answer], out: Output) -> list[str]:
     return lines
 
 
-@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, out=OUTPUT)
+@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, engine=ENGINE_OPTIONS, out=OUTPUT)
 def fit(
     model: Model,
     gpu: Gpu = None,
@@ -185,11 +186,13 @@ def fit(
     *,
     edits: Chosen,
     meshes: Meshes,
+    engine: EngineChoice,
     out: Output,
 ) -> int:
     """The largest batch at a context, and the largest context at a batch, that fit; and by how much the next one misses.
 
-    With --check the exit code is 1 where the batch and context asked for do not fit.
+    With --engine: what the engine allocates, term by term, and the tokens that its start-up log would print. With --check
+    the exit code is 1 where something does not fit.
 
     roofline fit llama-2-13b --gpu h100-sxm --context 1024 --memory-fraction 0.9
     """
@@ -211,6 +214,11 @@ def fit(
     if gpus:
         question = replace(question, meshes=_layouts(loaded, question, gpus, meshes))
     question.check_size(1 + edits.count)
+    if engine.engine is not None:
+        from roofline.cli.engine_fit import answer
+
+        shares = sweeps.fractions(memory_fraction, "memory-fraction") if memory_fraction else [None]
+        return answer(what.variants(loaded, edits), question, engine, shares, check, out)
     points = [point for variant in what.variants(loaded, edits) for point in question.points(variant)]
     answers = _answers(question, points)
     assumes = assumptions(points, assumes, memory_only=True)

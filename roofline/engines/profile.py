@@ -1,0 +1,169 @@
+"""Engine profiles read from ``roofline/engines/*.toml``: plain numbers, each with unit, kind and source.
+
+A number may carry ``low`` and ``high`` where it is not fixed by code. A version's table overrides what the engine's
+table says; a version answers from its ``since`` on.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from roofline.accelerator import KINDS, Accelerator
+from roofline.errors import InputError, suggest
+from roofline.numeric import whole
+from roofline.units import UNITS, to_base
+
+FOLDER = Path(__file__).parent
+ALIASES = {
+    "trt-llm": "trtllm",
+    "tensorrt-llm": "trtllm",
+    "tensorrt_llm": "trtllm",
+    "llama.cpp": "llamacpp",
+    "llama-cpp": "llamacpp",
+}
+BASES = ("total", "free-before-load", "free-after-load", "none")
+SWITCHES = ("batched_follow_length", "logits_of_all_tokens", "graphs_counted", "separate_state")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A sourced number with its range, in the base unit.
+
+    Attributes:
+        low, value, high: equal where code fixes the number. kind, source: how and by whom it is known.
+    """
+
+    low: int | Fraction
+    value: int | Fraction
+    high: int | Fraction
+    kind: str
+    source: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether it has no range."""
+        return self.low == self.high
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One version of an engine.
+
+    Attributes:
+        id, name: of the engine. since: the version it answers from. about: what marks that version.
+        fraction_base: what the memory fraction is a fraction of: "total" device memory, what is free
+            "free-before-load" or "free-after-load" of the weights, or "none".
+        flags: setting -> the engine's documented option. numbers: see the files.
+        batched_follow_length: a whole prompt is one batch. logits_of_all_tokens: the profile run computes logits of all.
+        graphs_counted: graphs are taken out of the budget. separate_state: kinds of layers have pools of their own.
+    """
+
+    id: str
+    name: str
+    since: str
+    about: str
+    fraction_base: str
+    flags: Mapping[str, str]
+    numbers: Mapping[str, Figure]
+    batched_follow_length: bool = False
+    logits_of_all_tokens: bool = False
+    graphs_counted: bool = False
+    separate_state: bool = False
+
+    def figure(self, name: str) -> Figure:
+        """A number by name. Raises InputError where the engine's file lacks it."""
+        if name not in self.numbers:
+            raise InputError(f"engine: {self.id} has no number {name!r} in its file")
+        return self.numbers[name]
+
+    def number(self, name: str) -> int:
+        """A whole number by name, its best value."""
+        return int(self.figure(name).value)
+
+    def roomy(self, accelerator: Accelerator) -> bool:
+        """Whether the device gets the larger defaults: enough memory, and not one that the engine excludes by name."""
+        excluded = self.id == "vllm" and accelerator.id.startswith("a100")
+        return accelerator.capacity.value >= self.figure("large_memory").value and not excluded
+
+    def batched_tokens(self, accelerator: Accelerator, max_model_len: int) -> int:
+        """Default token budget of a step."""
+        budget = self.number("large_batched" if self.roomy(accelerator) else "small_batched")
+        return max(budget, max_model_len) if self.batched_follow_length else budget
+
+    def sequences(self, accelerator: Accelerator) -> int:
+        """Default number of sequences of a step."""
+        return self.number("large_sequences" if self.roomy(accelerator) else "small_sequences")
+
+
+def _figure(table: Any, where: str) -> Figure:
+    for key in ("value", "unit", "kind", "source"):
+        if not isinstance(table, dict) or key not in table:
+            raise InputError(f"{where}: {key} is missing; every number carries value, unit, kind and source")
+    unit, kind, source = str(table["unit"]), table["kind"], table["source"]
+    if kind not in KINDS or not isinstance(source, str) or len(source.strip()) < 4:
+        raise InputError(f"{where}: kind must be one of {', '.join(KINDS)}, and source must say who states the number")
+    dimension = UNITS[unit][0] if unit in UNITS else "count"
+    values = []
+    for key in ("low", "value", "high"):
+        value = table.get(key, table["value"])
+        if isinstance(value, bool) or not isinstance(value, (int, Fraction)) or value < 0:
+            raise InputError(f"{where}: {key} must be a number from 0 on, not {value!r}")
+        values.append(to_base(value, unit, dimension, where))
+    low, best, high = values
+    if not low <= best <= high:
+        raise InputError(f"{where}: low, value and high must not fall")
+    return Figure(low, best, high, kind, source)
+
+
+def _version(text: str, field: str) -> tuple[int, ...]:
+    parts = text.strip().lstrip("v").split(".")
+    if not all(part.isdigit() for part in parts):
+        raise InputError(f"{field}: {text!r} is not a version; write it like 0.11 or 0.11.2")
+    return tuple(map(int, parts))
+
+
+@cache
+def _read(path: Path) -> tuple[Profile, ...]:
+    with path.open("rb") as file:
+        data = tomllib.load(file, parse_float=lambda text: whole(Fraction(text)))
+    where = path.name
+    if data.get("fraction_base") not in BASES:
+        raise InputError(f"{where}: fraction_base must be one of {', '.join(BASES)}")
+    common = {key: _figure(table, f"{where} {key}") for key, table in data["numbers"].items()}
+    return tuple(
+        Profile(
+            data["id"], data["name"], entry["since"], entry["about"], data["fraction_base"], data["flags"],
+            {**common, **{key: _figure(t, f"{where} {entry['since']} {key}") for key, t in entry.get("numbers", {}).items()}},
+            **{name: bool(entry.get(name, False)) for name in SWITCHES},
+        )
+        for entry in data["version"]
+    )  # fmt: skip
+
+
+def engine_ids() -> list[str]:
+    """Ids of all engines, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load_engine(name: str, version: str | None = None) -> Profile:
+    """The profile of an engine ("vllm", "sglang", "trtllm", "llamacpp"), of a version where one is given, else the newest.
+
+    Raises InputError: an unknown engine (the nearest are suggested), or a text that is no version.
+    """
+    key = name.strip().lower()
+    key = ALIASES.get(key, key)
+    if key not in engine_ids():
+        raise InputError(
+            f"engine: unknown engine {name!r}.{suggest(key, [*engine_ids(), *ALIASES])} Known: {', '.join(engine_ids())}"
+        )
+    profiles = sorted(_read(FOLDER / f"{key}.toml"), key=lambda profile: _version(profile.since, "since"))
+    if version is None:
+        return profiles[-1]
+    wanted = _version(version, "engine-version")
+    return [profile for profile in profiles if _version(profile.since, "since") <= wanted][-1]
