@@ -138,7 +138,7 @@ def padded(width: int) -> int:
 def parts_for(programs: int, keys: int, BN: int, device: Device, resident: int) -> int:
     """Parts of the keys that fill the device with ``resident`` programs per unit, four blocks each at the least."""
     wanted = ceil_div(resident * device.units, programs)
-    return max(1, min(wanted, ceil_div(keys, 4 * BN), 128))
+    return int(max(1, min(wanted, ceil_div(keys, 4 * BN), 128)))
 
 
 def choose(sequences: int, K: int, rows: int, H: int, keys: int, dtype: str, device: Device) -> Parts:
@@ -311,8 +311,8 @@ def expected(case: Decode, tensors: Tensors) -> Expected:
     The pairs that a tree hides are padding: the component counts a chain.
     """
     cut, fmt, kv, B = case.cut, TYPES[case.dtype].format, TYPES[case.stored].format, len(case.cached)
-    mask = ("window", case.window) if case.window else ("causal", None)
-    core = Attention(case.N, case.K, case.H, case.values, *mask, kv, fmt, case.sinks)
+    mask, size = ("window", case.window) if case.window else ("causal", None)
+    core = Attention(case.N, case.K, case.H, case.values, mask, size, kv, fmt, case.sinks)
     cost = core.cost(Ragged(tuple(Work(1, case.T, S) for S in case.cached)))
     lows = [max(0, S - case.window + 1) if case.window else 0 for S in case.cached]
     spans = [(low, S + case.T) for low, S in zip(lows, case.cached, strict=True)]

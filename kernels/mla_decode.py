@@ -8,6 +8,7 @@ bits, 656 bytes for DeepSeek-V3; entries are widened to the queries' type before
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,7 +179,7 @@ class Latent(Case):
     @property
     def scale(self) -> float:
         """Scale of the scores, as for a head of width R / 4 + P before absorption (DeepSeek-V3: 128 + 64)."""
-        return float(self.R // 4 + self.P) ** -0.5
+        return math.sqrt(1 / (self.R // 4 + self.P))
 
     @property
     def cut(self) -> Blocks:

@@ -18,6 +18,8 @@ KERNELS = {
     "paged_cache": "Write, gather and copy of keys and values in pages.",
     "rmsnorm": "RMSNorm with the residual addition fused in.",
     "rotary": "Rotary embedding fused with the write of keys and values into pages.",
+    "sampling": "Temperature, min-p, top-k, top-p and the draw, without a sort.",
+    "speculative": "Verification of drafted chains and trees by modified rejection sampling.",
     "unfused_attention": "The baseline that writes every score to memory.",
 }
 """Kernel -> one line about it; its file has its name."""

@@ -59,6 +59,11 @@ MUTANTS = [
     Mutant("mla_decode", "wrong scale", "(ENTRY // 4) + R // 4 + group[None, :]", "(ENTRY // 4) + R // 4 + 0 * group[None, :]", "packed", "rms error"),
     Mutant("mla_decode", "missing write", "tl.store(goal, result.to(out.dtype.element_ty), mask=real[:, None])", "tl.store(goal, result.to(out.dtype.element_ty), mask=real[:, None] & (row[:, None] > 0))", "odd-heads", "NaN"),
     Mutant("mla_prefill", "wrong width", "value_dim=case.V", "value_dim=case.V + 1", "ragged", "activations: arguments sum"),
+    Mutant("speculative", "wrong residual", "                        shift += sums\n", "                        shift = sums * 0.0\n", "fork", "integers differ"),
+    Mutant("speculative", "missing write", "mask=rest > count", "mask=rest > count + 1", "chain", "integers differ"),
+    Mutant("speculative", "extra load", "q_end = tl.where(shift > 0, V, 0)", "q_end = V", "alike", "draft: "),
+    Mutant("sampling", "wrong threshold", "low = tl.where(count >= k, middle, low)", "low = tl.where(count > k, middle, low)", "together", "logprobs: rms error"),
+    Mutant("sampling", "skipped filter", "    if p < 1:", "    if p < 0:", "filters", "logits: "),
     Mutant("gated_mlp", "extra load", "    gate = tl.zeros((BM, BN), tl.float32)\n", "    gate = tl.zeros((BM, BN), tl.float32) + 0.0 * tl.load(weight).to(tl.float32)\n", "ragged", "requested to read"),
     Mutant("gated_mlp", "wrong operand", "tl.dot(tile, w_up, up", "tl.dot(tile, w_gate, up", "half", "rms error"),
 ]  # fmt: skip
