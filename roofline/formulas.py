@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from typing import Any
 
 from roofline.accelerator import Accelerator
+from roofline.components.attention import Attention
 from roofline.components.base import Component, merge_params
 from roofline.cost import MATRIX_UNITS, Cost
 from roofline.errors import InputError, suggest
 from roofline.formats import Format
 from roofline.formula_book import BOOK, Entry
+from roofline.formula_book.dense import STEP, ReadOnce
 from roofline.model import Model
 from roofline.numeric import as_taken_by
 from roofline.symbols import ALPHABET, symbol, symbols
@@ -35,7 +38,8 @@ class Formula:
         cost: FLOPs by unit, bytes by stream; w and s are the bytes of a weight and of a cached element.
         params: stored parameters. state_bytes: bytes kept per sequence with S tokens cached.
         limits: (what goes where, the intensity's limit) pairs, at bf16.
-        values: letters that were replaced by a model's numbers.
+        values: numbers that stand in it: those that replaced letters, or the dimensions of a model's block by field.
+        of: whose block it is, "" for the entry with letters. meanings: of letters, where the alphabet's do not fit.
     """
 
     name: str
@@ -46,7 +50,9 @@ class Formula:
     params: Any
     state_bytes: Any
     limits: tuple[tuple[str, Any], ...]
-    values: Mapping[str, int]
+    values: Mapping[str, Any]
+    of: str = ""
+    meanings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def flops(self) -> Any:
@@ -80,7 +86,7 @@ class Formula:
             ("FLOP", tidy(self.flops)),
             ("elementwise FLOP", tidy(self.elementwise)),
             ("bytes", spread(self.bytes)),
-            ("intensity (bf16)", self.intensity),
+            ("intensity (bf16)" if not self.of else "intensity", self.intensity),
             *((f"  {condition}", limit) for condition, limit in self.limits),
             ("parameters", tidy(self.params)),
             ("state bytes per sequence", tidy(self.state_bytes)),
@@ -90,12 +96,12 @@ class Formula:
     def lines(self) -> list[str]:
         """Plain text: a heading, one line per formula, the letters, the source."""
         rows = self.rows()
-        wide = max(len(label) for label, _ in rows)
+        wide = max((len(label) for label, _ in rows), default=0)
         letters = sorted({str(s) for _, value in rows for s in value.free_symbols} & set(ALPHABET))
-        where = ", ".join(f"{letter} {ALPHABET[letter].meaning}" for letter in letters)
+        where = ", ".join(f"{letter} {self.meanings.get(letter, ALPHABET[letter].meaning)}" for letter in letters)
         set_to = ", ".join(f"{letter} = {value}" for letter, value in self.values.items())
         return [
-            f"{self.name}: {self.title}",
+            f"{self.name}: {self.title}{f' ({self.of})' if self.of else ''}",
             *(f"  {label:{wide}}  {value}" for label, value in rows),
             *([f"  with {set_to}"] if set_to else []),
             *([f"  where {where}"] if where else []),
@@ -121,7 +127,8 @@ class Formula:
             "limits": {condition: str(limit) for condition, limit in self.limits},
             "parameters": str(tidy(self.params)),
             "state_bytes_per_sequence": str(tidy(self.state_bytes)),
-            "values": dict(self.values),
+            "values": {letter: value if isinstance(value, int) else str(value) for letter, value in self.values.items()},
+            "of": self.of,
             "source": self.source,
         }
 
@@ -189,25 +196,30 @@ def _condition(steps: Sequence[tuple[str, str]]) -> str:
     return ", ".join(one(*step) for step in steps)
 
 
-def letters_of(model: Model) -> dict[str, int]:
-    """The numbers that a model gives to letters of the alphabet: the first block that has each field decides."""
-    found: dict[str, int] = {"L": len(model.layers)}
+def find(model: Model, entry: Entry) -> list[Component]:
+    """The different components of a model that stand for an entry: blocks and kernels, in the order in which they run."""
+    found: dict[Component, None] = {}
 
-    def collect(component: Any) -> None:
-        for item in fields(component) if is_dataclass(component) else ():
-            value = getattr(component, item.name)
-            if item.name in ALPHABET and isinstance(value, int) and not isinstance(value, bool):
-                found.setdefault(item.name, value)
-            for inner in value if isinstance(value, tuple) else (value,):
-                if isinstance(inner, Component):
-                    collect(inner)
+    def collect(component: Component) -> None:
+        bound = entry.bind(component)
+        if bound is not None:
+            found.setdefault(bound)
+        inner = getattr(component, "blocks", None) or (component.parts if component.parts != (component,) else ())
+        for part in inner:
+            collect(part)
 
-    for _, layer in model.groups:
-        collect(layer)
-    vocabulary = next((getattr(c, "vocabulary", None) for c in model.embedding), None)
-    if isinstance(vocabulary, int):
-        found["V"] = vocabulary
-    return found
+    for _, component in model.sections:
+        collect(component)
+    return list(found)
+
+
+def dimensions(component: Component) -> dict[str, int]:
+    """The whole numbers of a component, by field."""
+    return {
+        item.name: value
+        for item in fields(component)  # type: ignore[arg-type]
+        if isinstance(value := getattr(component, item.name), int) and not isinstance(value, bool)
+    }
 
 
 def names() -> list[str]:
@@ -227,30 +239,67 @@ def open_formats() -> dict[str, Format]:
     return {"weight": Format("w", 8 * w, 0), "kv": Format("s", 8 * s, 0)}
 
 
-def formula(name: str, convention: str = "exact", model: Model | None = None, values: Mapping[str, int] | None = None) -> Formula:
+def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers for letters, each in the letter's range."""
+    for letter, value in values.items():
+        if letter not in ALPHABET:
+            raise InputError(f"values: {letter!r} is not a letter of the formulas; they are {', '.join(ALPHABET)}")
+        least = 0 if ALPHABET[letter].may_be_zero else 1
+        is_width = ALPHABET[letter].unit == "bytes"
+        if not isinstance(value, (int, Fraction) if is_width else int) or not (value > 0 if is_width else value >= least):
+            kind = "a positive number of bytes" if is_width else f"a whole number from {least} on"
+            raise InputError(f"values: {letter} = {value} is out of range; {letter} is {kind}")
+    if "N" in values and "K" in values and values["N"] % values["K"]:
+        raise InputError(f"values: K = {values['K']} key-value heads do not divide N = {values['N']} query heads")
+    if "E" in values and "k" in values and values["k"] > values["E"]:
+        raise InputError(f"values: k = {values['k']} is more than the E = {values['E']} experts")
+    return dict(values)
+
+
+def _bound(entry_name: str, entry: Entry, model: Model, lecture: bool) -> tuple[list[tuple[Any, Component]], dict[str, int], str]:
+    """(components, their numbers, a note) of what stands for an entry in a model."""
+    if entry_name == STEP:
+        counted = model.sections
+        components: list[tuple[Any, Component]] = [(1, ReadOnce(counted))] if lecture else list(counted)
+        return components, {"L": len(model.layers)}, f"all of {model.name}"
+    found = find(model, entry)
+    if not found:
+        raise InputError(f"component: {model.name} has no {entry_name} ({entry.title}); {STEP!r} shows the whole model")
+    block = found[0]
+    if lecture and isinstance(block, Attention):
+        block = replace(block, mask="cross")
+    more = f", the first of {len(found)} different ones" if len(found) > 1 else ""
+    return [(1, block)], dimensions(block), f"of {model.name}{more}"
+
+
+def formula(name: str, convention: str = "exact", model: Model | None = None, values: Mapping[str, Any] | None = None) -> Formula:
     """The formulas of an entry of the book.
 
     Args:
         name: an entry, see ``names()``.
-        convention: "lecture" for the count that CS336 lecture 10 makes of this entry, where it makes one.
-        model: substitute this model's numbers for the letters.
-        values: further numbers for letters ({"S": 1024}); they win over the model's.
+        convention: "lecture" for the count that CS336 lecture 10 makes of this entry.
+        model: show this model's own block of the kind, with its numbers and formats; the letters left are B, T, S and X.
+        values: numbers for letters ({"S": 1024}); w and s may be Fractions.
 
     Raises:
-        InputError: unknown entry, convention or letter.
+        InputError: unknown entry, convention or letter; a value out of range or for a letter that the formula does not
+            have; a convention that does not count the entry; a model without such a block.
     """
-    import sympy
 
     entry = _entry(name)
     if convention not in ("exact", "lecture"):
         raise InputError(f"convention: {convention!r} is not one of exact, lecture")
-    build = entry.exact if convention == "exact" or entry.lecture is None else entry.lecture
-    letters = letters_of(model) if model is not None else {}
-    letters.update(values or {})
-    unknown = [letter for letter in letters if letter not in ALPHABET]
-    if unknown:
-        raise InputError(f"values: {unknown[0]!r} is not a letter of the formulas; they are {', '.join(ALPHABET)}")
-    components = build(open_formats())
+    if convention == "lecture" and not entry.in_lecture:
+        counted = ", ".join(other for other, each in BOOK.items() if each.in_lecture)
+        raise InputError(f"convention: the lecture does not count {name}; it counts {counted}")
+    letters = _checked(values or {})
+    note = ""
+    numbers: dict[str, int] = {}
+    if model is not None:
+        components, numbers, note = _bound(name, entry, model, convention == "lecture")
+    else:
+        build = entry.lecture if convention == "lecture" and entry.lecture is not None else entry.exact
+        components = build(open_formats())
     B, T, S = symbols("B T S")
     work = Work(B, T, S, all_logits=True, source=symbol("X"))
     cost = Cost.total((times, component.cost(work)) for times, component in components)
@@ -261,22 +310,25 @@ def formula(name: str, convention: str = "exact", model: Model | None = None, va
     )
     present = {str(s) for _, _, v in cost.entries() for s in _expression(v).free_symbols}
     present |= {str(s) for s in _expression(params).free_symbols | _expression(state).free_symbols}
-    used = {letter: value for letter, value in letters.items() if letter in present}
-    replace_all = {symbol(letter): sympy.Integer(value) for letter, value in used.items()}
+    idle = [letter for letter in letters if letter not in present]
+    if idle:
+        raise InputError(f"values: this formula has no {idle[0]}; its letters are {', '.join(sorted(present))}")
+    replace_all = {symbol(letter): _expression(value) for letter, value in letters.items()}
 
     def substituted(value: Any) -> Any:
         return _expression(value).xreplace(replace_all)
 
     cost = cost.map(substituted)
     intensity = bf16_intensity(cost)
+    left = {str(s) for s in intensity.free_symbols}
     limits = []
     for steps in entry.limits:
-        open_steps = [step for step in steps if step[0] not in used]
-        if open_steps and intensity != 0:
+        open_steps = [step for step in steps if step[0] in left]
+        if open_steps and intensity != 0 and all(target not in ALPHABET or target in left for _, target in open_steps):
             limits.append((_condition(open_steps), _limit(intensity, open_steps)))
     return Formula(
-        name, entry.title, entry.source, convention if entry.lecture is not None else "exact", cost,
-        substituted(params), substituted(state), tuple(limits), used,
+        name, entry.title, entry.source, convention, cost, substituted(params), substituted(state), tuple(limits),
+        {**numbers, **letters}, note, dict(entry.meanings),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from roofline.components.base import Component
 from roofline.components.moe import MoE
-from roofline.formula_book.entry import Build, Entry, Formats
+from roofline.formula_book.entry import Build, Entry, Formats, of_kind
 from roofline.symbols import symbols
 
 
@@ -25,6 +25,12 @@ ENTRIES: dict[str, Entry] = {
         "k of E experts per token; weights read are those of the E (1 - (1 - k/E)^(B T)) experts expected to be hit",
         SOURCE,
         _moe(shared=False),
+        of_kind(MoE, lambda block: block.shared_F == 0),
     ),
-    "moe-shared": Entry("the same beside one shared expert of the same width", SOURCE, _moe(shared=True)),
+    "moe-shared": Entry(
+        "the same beside one shared expert of the same width",
+        SOURCE,
+        _moe(shared=True),
+        of_kind(MoE, lambda block: block.shared_F != 0),
+    ),
 }
