@@ -46,6 +46,27 @@ PARAMETERS = {
     "mistral-nemo-minitron-8b-base": 8_414_105_600,
 }  # fmt: skip
 
+MIXTURES = {
+    "llama-4-scout-17b-16e": (107_769_861_120, 17_172_894_720), "llama-4-maverick-17b-128e": (400_711_848_960, 17_184_691_200),
+    "mixtral-8x7b-v0.1": (46_702_792_704, 12_879_925_248), "mixtral-8x22b-v0.1": (140_620_634_112, 39_152_031_744),
+    "qwen3-30b-a3b": (30_532_122_624, 3_353_032_704), "qwen3-235b-a22b": (235_093_634_560, 22_190_763_520),
+    "qwen3-next-80b-a3b": (79_674_391_296, 3_874_929_408), "qwen3.5-27b": (26_895_998_464, 26_895_998_464),
+    "qwen3.5-35b-a3b": (34_660_610_688, 3_454_988_928), "qwen3.5-397b-a17b": (396_346_350_336, 17_349_040_896),
+    "gpt-oss-20b": (20_914_757_184, 4_187_440_704), "gpt-oss-120b": (116_829_156_672, 5_711_982_912),
+    "deepseek-v2": (235_741_434_880, 21_375_800_320), "deepseek-v2-lite": (15_706_484_224, 2_661_150_208),
+    "deepseek-v3": (671_026_404_352, 37_552_282_624), "deepseek-v3.1": (671_026_404_352, 37_552_282_624),
+    "deepseek-v3.2": (671_877_929_216, 38_403_807_488), "kimi-k2": (1_026_408_209_408, 32_861_477_888),
+    "kimi-k2.5": (1_026_408_209_408, 32_861_477_888), "glm-4.5": (352_797_814_784, 33_632_251_904),
+    "glm-4.6": (352_797_814_784, 33_632_251_904), "glm-4.5-air": (106_852_245_504, 13_424_123_904),
+    "glm-5": (743_911_199_232, 41_784_709_632), "minimax-m2.5": (228_689_748_992, 11_030_537_216),
+    "minimax-m3": (426_174_565_632, 25_962_466_560), "jamba-v0.1": (51_570_323_328, 12_110_311_296),
+    "jamba-1.5-large": (398_555_145_696, 94_149_338_592), "nemotron-3-nano-30b-a3b": (31_577_937_344, 3_580_073_408),
+    "tencent-hunyuan-large": (388_701_405_440, 51_322_077_440), "mamba-2.8b": (2_768_345_600, 2_768_345_600),
+    "mamba2-2.7b": (2_702_599_680, 2_702_599_680), "codestral-mamba-7b": (7_285_403_648, 7_285_403_648),
+    "nemotron-h-8b": (8_100_852_736, 8_100_852_736), "nemotron-h-56b": (56_324_350_464, 56_324_350_464),
+}  # fmt: skip
+"""Total and active parameters of the text model, the input embedding among the active ones."""
+
 KV_BYTES = {
     "llama-2-7b": 524_288, "llama-2-13b": 819_200, "llama-2-70b": 327_680, "llama-3.1-8b": 131_072, "llama-3.1-70b": 327_680,
     "llama-3.1-405b": 516_096, "mistral-7b-v0.1": 131_072, "mistral-nemo-instruct-2407": 163_840,
@@ -59,6 +80,12 @@ KV_BYTES = {
 @pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items(), ids=PARAMETERS)
 def test_parameters_of_named_models(name: str, parameters: int) -> None:
     assert load_model(name).params == parameters
+
+
+@pytest.mark.parametrize(("name", "counts"), MIXTURES.items(), ids=MIXTURES)
+def test_total_and_active_parameters_of_named_models(name: str, counts: tuple[int, int]) -> None:
+    model = load_model(name)
+    assert (model.params, model.active_params) == counts
 
 
 @pytest.mark.parametrize(("name", "per_token"), KV_BYTES.items(), ids=KV_BYTES)

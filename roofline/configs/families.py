@@ -35,8 +35,8 @@ FIXED_STATE = {
 }
 
 WRAPPED = (
-    "llava", "gemma3", "gemma4", "llama4", "mistral3", "mllama", "lfm2_vl", "kimi_k25", "minimax_m3_vl", "qwen3_vl",
-    "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
+    "llava", "gemma3", "gemma4", "llama4", "mistral3", "mllama", "lfm2_vl", "kimi_k25", "kimi_k3",
+    "minimax_m3_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
 )  # fmt: skip
 
 READERS: dict[str, str] = {
@@ -53,6 +53,7 @@ READERS: dict[str, str] = {
     "gemma4_text": "gemma:read_gemma4",
     "llama4_text": "moe_mixed:read_llama4",
     "mimo_v2_flash": "moe_mixed:read_mimo_v2",
+    "hunyuan": "hunyuan:read_hunyuan",
     **dict.fromkeys(("minimax_m3", "minimax_m3_vl_text"), "minimax:read_minimax_m3"),
     "step3p5": "moe_mixed:read_step",
     "step3p7": "moe_mixed:read_step",

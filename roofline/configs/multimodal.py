@@ -64,6 +64,14 @@ def _kimi(config: Config, vision: Config, text: Config) -> int:
     return 2 * D + towers.perceptron(wide, wide, text.width)
 
 
+def _kimi_k3(config: Config, vision: Config, text: Config) -> int:
+    if vision.text("mm_projector_type", "patchmergerv2") != "patchmergerv2":
+        raise UnsupportedModel(f"kimi_k3: a {vision.text('mm_projector_type')!r:.40} projector is not modelled")
+    height, width = vision.get("merge_kernel_size", [2, 2])
+    wide = vision.size("mm_hidden_size", "vt_hidden_size") * height * width
+    return towers.perceptron(wide, wide, text.width, bias=False) + text.width
+
+
 def _minimax_m3(config: Config, vision: Config, text: Config) -> int:
     hidden = config.size_or(text.width, "projector_hidden_size")
     merging = config.section("img_token_compression_config") if "img_token_compression_config" in config else vision
@@ -121,6 +129,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "mllama": Wrapper("mllama_text_model", "mllama_vision_model", _mllama),
     "lfm2_vl": Wrapper("lfm2", "siglip2_vision_model", _lfm2),
     "kimi_k25": Wrapper("kimi_k2", "moonvit", _kimi),
+    "kimi_k3": Wrapper("kimi_linear", "kimi_k3_vision", _kimi_k3, towers.moonvit_v2),
     "minimax_m3_vl": Wrapper("minimax_m3_vl_text", "minimax_m3_vl_vision", _minimax_m3, towers.minimax_m3),
     "qwen3_vl": Wrapper("qwen3_vl_text", "qwen3_vl"),
     "qwen3_vl_moe": Wrapper("qwen3_vl_moe_text", "qwen3_vl_moe"),

@@ -9,7 +9,7 @@ transformers 5.24 (``models/clip``, ``siglip``, ``siglip2``, ``llama4``, ``minim
 from __future__ import annotations
 
 from roofline.configs.config import Config
-from roofline.errors import InputError
+from roofline.errors import InputError, UnsupportedModel
 
 
 def encoder_layer(D: int, F: int, *, attention_bias: bool = True, mlp_bias: bool = True) -> int:
@@ -134,6 +134,23 @@ def moonvit(vision: Config) -> int:
     L = vision.size("num_hidden_layers", "vt_num_hidden_layers")
     side = vision.size("pos_emb_height", "init_pos_emb_height") * vision.size("pos_emb_width", "init_pos_emb_width")
     return _patch(vision) * D + D + side * D + L * encoder_layer(D, F) + 2 * D
+
+
+def moonvit_v2(vision: Config) -> int:
+    """Kimi K3's MoonViT: queries, keys and values of a width of their own, RMS norms, a norm behind; biases by flags.
+
+    Positions in time are not learned. Source: kimi_k3 in SGLang and in vLLM (MoonViT3d), which load the released weights.
+    """
+    for key, value in (("norm_type", "rmsnorm"), ("mlp_type", "mlp2"), ("pos_emb_type", "divided_fixed")):
+        if vision.text(key, value) != value:
+            raise UnsupportedModel(f"kimi_k3: a vision tower with {vision.where}{key} = {vision.text(key)!r:.40} is not modelled")
+    D, F, L = vision.size("vt_hidden_size"), vision.size("vt_intermediate_size"), vision.size("vt_num_hidden_layers")
+    inner = vision.size_or(D, "qkv_hidden_size")
+    attention = 4 * D * inner + (3 * inner + D if vision.flag("attn_bias", False) else 0)
+    feed_forward = 2 * D * F + (F + D if vision.flag("linear_bias", False) else 0)
+    patches = _patch(vision) * D + (D if vision.flag("patch_embed_proj_bias", False) else 0)
+    positions = vision.size("init_pos_emb_height") * vision.size("init_pos_emb_width") * D
+    return patches + positions + L * (attention + feed_forward + 2 * D) + D
 
 
 def perceptron(inputs: int, hidden: int, outputs: int, *, bias: bool = True) -> int:

@@ -11,7 +11,7 @@ ENCODER = "an encoder without causal decoding"
 UNSUPPORTED: dict[str, str] = {
     **dict.fromkeys(
         (
-            "afmoe", "aria", "aria_text", "bailing_moe", "deepseek", "doge", "dots1", "exaone_moe", "flint", "grok-1", "hunyuan",
+            "afmoe", "aria", "aria_text", "bailing_moe", "deepseek", "doge", "dots1", "exaone_moe", "flint", "grok-1",
             "hy_v3", "inkling_text", "jetmoe", "kolibri1", "laguna", "mellum", "muse_spark", "sarvam_moe", "solar_open",
             "granitemoe_swa", "arctic", "minicpm_moe",
         ),
@@ -30,7 +30,6 @@ UNSUPPORTED: dict[str, str] = {
     "rwkv5": "the matrix-valued recurrence of RWKV-5",
     "rwkv6": "the matrix-valued recurrence of RWKV-6",
     "gemma3n": "a MobileNetV5 vision tower beside an audio tower",
-    "kimi_k3": "the vision tower of Kimi K3",
     "step3p7": "the vision tower of Step 3.7",
     "bitnet": "a norm inside attention and feed-forward (sub-layer norms)",
     "blt": "byte patches (a local encoder and decoder around the latent model)",
