@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from roofline.accelerator import load_accelerator as load_accelerator
     from roofline.configs.load import load_model as load_model
     from roofline.errors import InputError as InputError
+    from roofline.errors import RooflineError as RooflineError
     from roofline.errors import UnsupportedModel as UnsupportedModel
     from roofline.inference import Deployment as Deployment
     from roofline.model import Model as Model
@@ -28,6 +29,7 @@ _HOMES = {
     "InputError": "roofline.errors",
     "Model": "roofline.model",
     "Ragged": "roofline.work",
+    "RooflineError": "roofline.errors",
     "UnsupportedModel": "roofline.errors",
     "Work": "roofline.work",
     "load_accelerator": "roofline.accelerator",
@@ -44,3 +46,8 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, whether they were used yet or not."""
+    return sorted({*globals(), *_HOMES})

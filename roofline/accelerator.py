@@ -67,6 +67,7 @@ class Accelerator:
         links: by name ("nvlink", "xgmi", "pcie", "ici", "network").
         node_accelerators, node_link: the usual server, where known.
         prices: dated rental prices.
+        calibration: fitted constants of time models, as in the file (see ``roofline.expected.calibration``); may be empty.
     """
 
     id: str
@@ -86,6 +87,7 @@ class Accelerator:
     node_accelerators: int | None
     node_link: str | None
     prices: tuple[Price, ...]
+    calibration: Mapping[str, Any]
 
     @property
     def capacity(self) -> Quantity:
@@ -192,6 +194,7 @@ def _parse(data: dict[str, Any], where: str) -> Accelerator:
             )
             for entry in data.get("price", ())
         ),
+        calibration=section("calibration", False),
     )
 
 
@@ -224,6 +227,8 @@ def load_accelerator(name: str) -> Accelerator:
 
     Raises InputError: the name is unknown (the nearest known ones are suggested) or the file is bad.
     """
+    if not isinstance(name, str):
+        raise InputError(f"gpu: {name!r:.60} is not a name; give one such as 'h100-sxm', or the path of a TOML file")
     if name.endswith(".toml"):
         return read_accelerator(Path(name))
     key = name.strip().lower().replace("_", "-").replace(" ", "-")

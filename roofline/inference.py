@@ -17,7 +17,7 @@ from roofline.cost import Cost
 from roofline.errors import InputError
 from roofline.memory import Largest, Memory, largest, plain, usable
 from roofline.model import Model
-from roofline.numeric import reading
+from roofline.numeric import is_symbolic, reading
 from roofline.timing import Timing, time
 from roofline.work import Work
 
@@ -32,10 +32,12 @@ SCALAR_STEPS = 8192
 
 
 def frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
-    """Rows as a pandas DataFrame."""
+    """Rows as a pandas DataFrame; a row whose entries are lists, one per point of a sweep, becomes a row per point."""
     import pandas
 
-    return pandas.DataFrame(rows)
+    table = pandas.DataFrame(rows)
+    columns = [name for name in table.columns if table[name].map(lambda cell: isinstance(cell, list)).any()]
+    return table.explode(columns, ignore_index=True) if columns else table
 
 
 @dataclass(frozen=True)
@@ -101,16 +103,17 @@ class Step:
             "weight_bytes": plain(self.memory.weight_bytes),
             "kv_bytes": plain(self.memory.kv_bytes),
             "total_bytes": plain(self.memory.total_bytes),
+            "new_kv_bytes": plain(self.memory.new_kv_bytes),
             "workspace_bytes": plain(self.memory.workspace_bytes),
             "required_bytes": plain(self.memory.required_bytes),
             "capacity_bytes": plain(self.memory.capacity_bytes),
             "matrix_flop": plain(self.cost.matrix_flops),
             "moved_bytes": plain(self.cost.bytes),
-            "bound_s": self.bound_s,
-            "serial_s": self.serial_s,
+            "bound_s": plain(self.bound_s),
+            "serial_s": plain(self.serial_s),
             "expected_s": None,
-            "bound_by": self.bound_by,
-            "fits": self.memory.fits,
+            "bound_by": None if is_symbolic(self.bound_s) else plain(self.bound_by),
+            "fits": plain(self.memory.fits),
             "provenance": "datasheet",
         }
 
@@ -243,6 +246,10 @@ class Deployment:
     memory_fraction: Fraction = Fraction(1)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, Model):
+            raise InputError(f"model: {self.model!r:.60} is not a Model; load_model({self.model!r:.40}) makes one")
+        if not isinstance(self.accelerator, Accelerator):
+            raise InputError(f"accelerator: {self.accelerator!r:.60} is not an Accelerator; load_accelerator(...) makes one")
         if self.convention not in CONVENTIONS:
             raise InputError(f"convention: {self.convention!r} is not one of {', '.join(CONVENTIONS)}")
         if not 0 < self.memory_fraction <= 1:
@@ -260,9 +267,9 @@ class Deployment:
         else:
             model = self.model if phase == "decode" else self.model.for_prefill
             cost, workspace = model.step(work)
-            cached = work.S if phase == "decode" else work.S + work.T
-            state = work.B * self.model.state_bytes(cached, work.source)
-            memory = Memory(self.model.weight_bytes, state, workspace, capacity)
+            after = work.B * self.model.state_bytes(work.S + work.T, work.source)
+            before = work.B * self.model.state_bytes(work.S, work.source) if phase == "decode" else after
+            memory = Memory(self.model.weight_bytes, before, workspace, capacity, after - before)
         return Step(
             self.model.name, self.accelerator.id, self.convention, phase, work.B, work.T, work.S,
             cost, time(cost, self.accelerator), memory,

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from roofline.accelerator import Accelerator
-from roofline.numeric import reading, scale
+from roofline.numeric import floor_div, reading, scale
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,17 @@ class Memory:
 
     Attributes:
         weight_bytes: stored weights.
-        kv_bytes: state of all sequences: KV cache and fixed recurrent state.
+        kv_bytes: state of all sequences: KV cache and fixed recurrent state; before a decode step, after a prefill.
         workspace_bytes: activations of the greediest kernel (inputs and outputs).
         capacity_bytes: device memory times the fraction that may be used.
+        new_kv_bytes: state that a decode step adds, which must have room as well.
     """
 
     weight_bytes: Any
     kv_bytes: Any
     workspace_bytes: Any
     capacity_bytes: Any
+    new_kv_bytes: Any = 0
 
     @property
     def total_bytes(self) -> Any:
@@ -34,8 +36,8 @@ class Memory:
 
     @property
     def required_bytes(self) -> Any:
-        """Weights, state and workspace: what must fit."""
-        return self.total_bytes + self.workspace_bytes
+        """Weights, state with what the step adds to it, and workspace: what must fit."""
+        return self.total_bytes + self.new_kv_bytes + self.workspace_bytes
 
     @property
     def spare_bytes(self) -> Any:
@@ -49,8 +51,8 @@ class Memory:
 
 
 def usable(accelerator: Accelerator, fraction: Fraction) -> Any:
-    """The bytes of device memory that may be used."""
-    return scale(accelerator.capacity.value, fraction)
+    """The whole bytes of device memory that may be used."""
+    return floor_div(scale(accelerator.capacity.value, fraction), 1)
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,9 @@ def largest(memory_at: Callable[[int], Memory], limit: int) -> Largest:
 
 
 def plain(value: Any) -> Any:
-    """A number as JSON takes it: ints stay ints, a whole Fraction becomes one, another Fraction a float."""
+    """A number as JSON takes it: ints stay ints, a whole Fraction becomes one, another Fraction a float, a formula text."""
     if isinstance(value, Fraction):
         return value.numerator if value.denominator == 1 else float(value)
-    if reading(value) is None:
-        return value
-    return value.tolist()
+    if isinstance(value, str) or value is None or hasattr(value, "tolist"):
+        return value.tolist() if hasattr(value, "tolist") else value
+    return value if reading(value) is None else str(value)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from roofline.components.base import Block, Component, Params, State, merge_params, weight_bytes
 from roofline.cost import Cost
 from roofline.formats import BF16
-from roofline.numeric import maximum, scale, whole
+from roofline.numeric import ceil_div, maximum, scale, whole
 from roofline.work import Batch
 
 
@@ -182,8 +182,10 @@ class Model:
 
     @cached_property
     def weight_bytes(self) -> Any:
-        """Bytes of the stored weights of the text path, scales and zero points included."""
-        return whole(weight_bytes(self.params_by_format))
+        """Whole bytes of all stored weights, scales and zero points included; towers in the format of the embedding."""
+        text = weight_bytes(self.params_by_format)
+        tower = self.embedding[0].params() if self.tower_params else {}
+        return ceil_div(text + sum(fmt.bytes(self.tower_params) for fmt in list(tower)[:1]), 1)
 
     @cached_property
     def lecture_weight_bytes(self) -> Any:

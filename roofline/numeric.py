@@ -159,8 +159,7 @@ def is_exact(value: Any) -> bool:
     """Whether a value is an int, a Fraction or a symbolic expression without floats."""
     if isinstance(value, (int, Fraction)):
         return True
-    sympy = sys.modules.get("sympy")
-    return sympy is not None and isinstance(value, sympy.Basic) and not value.has(sympy.Float)
+    return is_symbolic(value) and not value.has(sys.modules["sympy"].Float)
 
 
 def at_least_once(probability: Any, trials: Any) -> Any:
@@ -178,3 +177,9 @@ def at_least_once(probability: Any, trials: Any) -> Any:
     if isinstance(probability, PLAIN) and probability == 1:
         return 1
     return -module.expm1(trials * module.log1p(-as_taken_by(module, probability)))
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether a value is a sympy expression."""
+    sympy = sys.modules.get("sympy")
+    return sympy is not None and isinstance(value, sympy.Basic)

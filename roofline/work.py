@@ -29,6 +29,8 @@ def _size(value: Any, name: str, least: int) -> Any:
         return value
     if numpy is not None and isinstance(value, numpy.ndarray):
         array = value.astype(numpy.float64)
+        if array.size and not (array == numpy.floor(array)).all():
+            raise InputError(f"{name}: the array holds a value that is not a whole number")
         if array.size and not (array.min() >= least and array.max() <= LARGEST):
             raise InputError(f"{name}: the array leaves the range from {least} to {LARGEST:.0e}, or holds NaN")
         return array

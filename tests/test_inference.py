@@ -10,6 +10,7 @@ import pytest
 
 from roofline import Deployment, InputError, Work, load_accelerator, load_model
 from roofline.edits import apply, dtype, kv_dtype, unfused
+from roofline.symbols import symbol
 
 H100 = load_accelerator("h100-sxm")
 LLAMA = load_model("llama-3.1-8b")
@@ -23,7 +24,8 @@ def test_the_bytes_of_a_decode_step_are_weights_cache_and_activations():
     assert step.cost.write["state"] == 4 * 131072
     assert step.memory.weight_bytes == 2 * 8030261248
     assert step.memory.kv_bytes == 4 * 2048 * 131072
-    assert step.memory.required_bytes == step.memory.total_bytes + step.memory.workspace_bytes
+    assert step.memory.new_kv_bytes == 4 * 131072, "the step's own keys and values need room too"
+    assert step.memory.required_bytes == step.memory.total_bytes + step.memory.new_kv_bytes + step.memory.workspace_bytes
     assert step.bound_by == "memory"
 
 
@@ -162,6 +164,64 @@ def test_results_turn_into_json_and_frames():
         assert json.loads(json.dumps(result.to_dict(), allow_nan=False)) == result.to_dict()
         assert len(result.to_frame()) == 1
     assert deployment.decode(2, 64).to_dict()["expected_s"] is None
+
+
+def test_verification_needs_room_for_all_drafted_tokens():
+    deployment = Deployment(LLAMA, H100)
+    drafted = deployment.decode(1, 0, new_tokens=64).memory
+    assert drafted.kv_bytes == 0
+    assert drafted.new_kv_bytes == 64 * 131072
+    prefilled = deployment.prefill(1, 64).memory
+    assert prefilled.kv_bytes + prefilled.new_kv_bytes == 64 * 131072
+
+
+def test_the_tower_of_a_multimodal_model_is_resident_as_well():
+    llava = load_model("llava-1.5-7b")
+    assert llava.tower_params > 3 * 10**8
+    assert llava.weight_bytes == 2 * llava.params_total
+    assert Deployment(llava, H100).decode(1, 1).memory.weight_bytes == llava.weight_bytes
+    assert Deployment(llava, H100).decode(1, 1).cost.read["weights"] < 2 * llava.params, "but not read by a step"
+
+
+@pytest.mark.parametrize("name", ["gemma-3n-e4b", "llama-3.2-11b-vision", "llama-3.1-8b"])
+def test_bytes_are_whole(name):
+    found = Deployment(apply(load_model(name), [dtype("int4-g128")]), H100).decode(1, 1000).to_dict()
+    for key in ("weight_bytes", "kv_bytes", "total_bytes", "workspace_bytes", "required_bytes", "capacity_bytes"):
+        assert isinstance(found[key], int), key
+
+
+def test_an_array_gives_a_frame_of_one_row_per_point_and_a_symbol_text():
+    import numpy
+
+    deployment = Deployment(LLAMA, H100)
+    table = deployment.decode(numpy.array([1.0, 8.0, 64.0]), 1024).to_frame()
+    assert len(table) == 3
+    assert table["bound_s"].tolist() == [deployment.decode(b, 1024).bound_s for b in (1, 8, 64)]
+    symbolic = deployment.decode(symbol("B"), 1024).to_dict()
+    assert symbolic["kv_bytes"] == "134217728*B"
+    assert symbolic["bound_by"] is None
+    with pytest.raises(InputError, match="whole number"):
+        deployment.decode(numpy.array([1.5]), 1024)
+
+
+def test_names_in_place_of_objects_are_refused_with_advice():
+    with pytest.raises(InputError, match="load_model"):
+        Deployment("llama-3.1-8b", H100)
+    with pytest.raises(InputError, match="load_accelerator"):
+        Deployment(LLAMA, "h100")
+    for bad in (None, [], 5):
+        with pytest.raises(InputError, match="model"):
+            load_model(bad)
+    for bad in (None, 5):
+        with pytest.raises(InputError, match="gpu"):
+            load_accelerator(bad)
+
+
+def test_public_names_are_listed_and_share_a_base_of_errors():
+    import roofline
+
+    assert {"Deployment", "load_model", "RooflineError"} <= set(dir(roofline))
+    assert issubclass(InputError, roofline.RooflineError)
 
 
 def test_a_smaller_device_fits_less():

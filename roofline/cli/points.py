@@ -142,6 +142,7 @@ class Point:
             "weight_bytes": plain(memory.weight_bytes),
             "kv_bytes": plain(memory.kv_bytes),
             "total_bytes": plain(memory.total_bytes),
+            "new_kv_bytes": plain(memory.new_kv_bytes),
             "workspace_bytes": plain(memory.workspace_bytes),
             "required_bytes": plain(memory.required_bytes),
             "capacity_bytes": plain(memory.capacity_bytes),

@@ -221,6 +221,8 @@ def load_model(source: str | Path | Mapping[str, Any]) -> Model:
     """
     if isinstance(source, Mapping):
         return read_config(source, str(source.get("_name_or_path") or source.get("model_type") or "config"))
+    if not isinstance(source, (str, Path)):
+        raise InputError(f"model: {source!r:.60} is not a model; give a catalogue name, a path, or the config as a mapping")
     path = Path(source)
     try:
         folder, file = path.is_dir(), path.is_file()
