@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cost", "work", "accelerator"),
     ("components",),
     ("model", "configs", "checkpoints", "edits", "engines", "formulas", "formula_book", "ridge"),
-    ("timing", "expected", "parallel", "memory", "allocation", "speculative", "training", "breakdown"),
+    ("timing", "expected", "parallel", "memory", "allocation", "paging", "speculative", "training", "breakdown"),
     ("inference", "sharded", "serving", "diffusion"),
     ("sweep", "planner"),
     ("report", "plots", "cli", "__main__"),

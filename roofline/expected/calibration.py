@@ -1,0 +1,76 @@
+"""Fitted constants of an accelerator, as its hardware file carries them, and what they predict.
+
+``[calibration]`` names package, date and split, and for a device without constants of its own whose it takes (``base``)
+and one factor on what they predict (``scale``); ``[calibration.<class>.<model>]`` one line per family of kernels:
+rows fitted, error on held-out rows, and the constants in the order of that model in ``roofline.expected.registry``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from roofline.accelerator import Accelerator, load_accelerator
+from roofline.errors import InputError, suggest
+from roofline.expected.registry import MODELS
+
+HEADER = ("package", "date", "split", "base", "scale")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Fitted constants of one family of kernels.
+
+    Attributes:
+        name: "<class> <kernel> <dtype>". model: time model. constants: by name.
+        fitted: rows. mape: mean absolute error relative to the measurement, on the held-out rows (about as many).
+    """
+
+    name: str
+    model: str
+    constants: Mapping[str, float]
+    fitted: int
+    mape: float
+
+
+def _family(cls: str, model: str, name: str, line: Any, where: str) -> Family:
+    words = str(line).split()
+    try:
+        constants = MODELS[model].named(map(float, words[2:]))
+        return Family(f"{cls} {name}", model, constants, int(words[0]), float(words[1]))
+    except (IndexError, KeyError, ValueError):
+        raise InputError(f"{where} [calibration.{cls}.{model}] {name!r}: not rows, an error and the model's constants") from None
+
+
+@lru_cache(maxsize=32)
+def families(gpu: str) -> Mapping[tuple[str, str], Family]:
+    """The families of an accelerator by (name, model); empty where it is not calibrated. Raises InputError for a bad section."""
+    accelerator = load_accelerator(gpu)
+    section = accelerator.calibration
+    found = {}
+    for cls, of_model in section.items():
+        for model, lines in of_model.items() if cls not in HEADER else ():
+            for name, line in lines.items():
+                family = _family(cls, model, name, line, accelerator.id)
+                found[family.name, model] = family
+    return found
+
+
+def base_of(accelerator: Accelerator) -> str:
+    """Whose constants an accelerator takes: its own, or those of the one that its file names."""
+    return str(accelerator.calibration.get("base", accelerator.id))
+
+
+def scale_of(accelerator: Accelerator) -> float:
+    """The one factor on times that another accelerator's constants predict; 1 where there is none."""
+    return float(accelerator.calibration.get("scale", 1.0))
+
+
+def family_of(gpu: str, name: str) -> Family:
+    """The family of a name, "<class> <kernel> <dtype>". Raises InputError with the nearest names for an unknown one."""
+    known = {family.name: family for family in families(gpu).values()}
+    if name not in known:
+        raise InputError(f"kernel family: {gpu} has no constants for {name!r}.{suggest(name, known)}")
+    return known[name]

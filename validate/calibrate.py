@@ -1,0 +1,128 @@
+"""Calibration: constants fitted to the training half of every family, written into the accelerator's hardware file.
+
+Deterministic: the split and the sample are by hash, every fit starts at the shared prior, constants are rounded to three
+digits before their error is taken. The date changes only when a constant does.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roofline.accelerator import HARDWARE, load_accelerator
+from roofline.errors import InputError
+from roofline.expected.model import Chip, Model
+from roofline.validate.fitting import fit, predict
+from roofline.validate.scores import errors
+from roofline.validate.silicon.bad import dropped
+from roofline.validate.silicon.frame import Frame
+from roofline.validate.silicon.source import PACKAGE, package_version
+from roofline.validate.silicon.suite import bound, chip_of, frames
+
+SPLIT = "held out iff sha256 of sorted key columns is even"
+LEAST = 8
+"""Training rows without which a family is not fitted."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Constants of one family and the error on its held-out rows."""
+
+    family: str
+    model: Model
+    constants: dict[str, float]
+    fitted: int
+    held_out: int
+    mape: float
+
+
+def cleaned(found: Iterable[Frame]) -> dict[tuple[str, str], list[Frame]]:
+    """Frames by (family, model), without the rows of the bad list."""
+    result: dict[tuple[str, str], list[Frame]] = {}
+    for frame in found:
+        bad, _ = dropped(frame)
+        kept = frame.take(~bad)
+        if len(kept):
+            result.setdefault((kept.family, kept.model.name), []).append(kept)
+    return result
+
+
+def halves(many: Sequence[Frame], masks: Sequence[Any]) -> list[Frame]:
+    """The frames at their masks, those with rows."""
+    return [part for part in (frame.take(mask) for frame, mask in zip(many, masks, strict=True)) if len(part)]
+
+
+def error_of(many: Sequence[Frame], chip: Chip, constants: dict[str, float]) -> dict[str, Any]:
+    """Error figures over the rows of several frames."""
+    import numpy
+
+    expected = numpy.concatenate([predict(frame, chip, constants) for frame in many])
+    measured = numpy.concatenate([frame.seconds for frame in many])
+    return errors(expected, measured, numpy.concatenate([bound(frame, chip) for frame in many]))
+
+
+def calibrate_family(name: str, many: Sequence[Frame], chip: Chip) -> Fitted | None:
+    """Constants of one family, None where it has too few rows."""
+    training = halves(many, [~frame.held_out for frame in many])
+    rest = halves(many, [frame.held_out for frame in many])
+    rows = sum(map(len, training))
+    if rows < LEAST or not rest:
+        return None
+    constants = fit(training, chip)
+    return Fitted(name, many[0].model, constants, rows, sum(map(len, rest)), error_of(rest, chip, constants)["mape"])
+
+
+def calibrate(gpu: str, classes: Iterable[str] | None = None) -> list[Fitted]:
+    """Constants of every family of an accelerator."""
+    chip = chip_of(gpu)
+    found = [calibrate_family(name, many, chip) for (name, _), many in sorted(cleaned(frames(gpu, classes)).items())]
+    return [entry for entry in found if entry is not None]
+
+
+def number(value: float) -> str:
+    """A constant in the fewest characters of its three digits."""
+    text = f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    return text[1:] if text.startswith("0.") else text
+
+
+def section(found: Sequence[Fitted], date: str) -> str:
+    """The ``[calibration]`` part of a hardware file."""
+    lines = ["[calibration]", f'package = "{PACKAGE} {package_version()}"', f'date = "{date}"', f'split = "{SPLIT}"']
+    last = ""
+    for entry in sorted(found, key=lambda entry: (entry.family.split(" ")[0], entry.model.name, entry.family)):
+        cls, _, name = entry.family.partition(" ")
+        heading = f"[calibration.{cls}.{entry.model.name}]"
+        if heading != last:
+            lines += ["", heading]
+            last = heading
+        values = " ".join(number(value) for value in entry.constants.values())
+        lines.append(f'"{name}" = "{entry.fitted} {number(entry.mape)} {values}"')
+    return "\n".join(lines) + "\n"
+
+
+def borrowed(gpu: str, base: str, scale: float | None, date: str) -> str:
+    """The ``[calibration]`` part of a device that takes another's constants."""
+    lines = ["[calibration]", f'package = "{PACKAGE} {package_version()}"', f'date = "{date}"', f'base = "{base}"']
+    return "\n".join([*lines, *([f"scale = {scale:.3g}"] if scale is not None else [])]) + "\n"
+
+
+def write(gpu: str, text_for: Any, folder: Path = HARDWARE) -> bool:
+    """Replaces the ``[calibration]`` part of a hardware file (its end) by ``text_for(date)``; whether it changed.
+
+    The date stays where nothing else changes. Raises InputError where there is no such file.
+    """
+    path = folder / f"{gpu}.toml"
+    if not path.is_file():
+        raise InputError(f"gpu: {gpu} has no file in {folder.name}/ to write constants to")
+    before = path.read_text(encoding="utf-8")
+    head, mark, old = before.partition("\n[calibration]\n")
+    if mark:
+        dates = [line.partition('"')[2].rstrip('"') for line in old.splitlines() if line.startswith("date = ")]
+        if dates and f"[calibration]\n{old}" == text_for(dates[0]):
+            return False
+    path.write_text(f"{head}\n{text_for(datetime.date.today().isoformat())}", encoding="utf-8")
+    load_accelerator.cache_clear()
+    return True

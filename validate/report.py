@@ -1,0 +1,84 @@
+"""The report on operators: expected against measured, on rows that no constant has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from roofline.accelerator import load_accelerator
+from roofline.errors import InputError
+from roofline.expected.calibration import Family, base_of, families, scale_of
+from roofline.expected.model import Chip
+from roofline.validate.fitting import predict
+from roofline.validate.scores import Score, by_band, errors, with_target
+from roofline.validate.silicon.bad import dropped, explanation
+from roofline.validate.silicon.frame import Frame
+from roofline.validate.silicon.suite import beats_bound, bound, chip_of, frames
+
+LONG_KEYS = 1024
+"""Keys from which a decode step without a window is long."""
+
+
+def key_of(frame: Frame, row: int) -> str:
+    """The key of one row, as text."""
+    values = frame.keys.iloc[row]
+    return " ".join(f"{name}={values[name]}" for name in frame.keys.columns if name not in ("device", "framework", "version"))
+
+
+def scores_of(frame: Frame, chip: Chip, expected: Any, split: str, rows: Any, constants: int, note: str = "") -> Iterator[Score]:
+    """Scores of some rows of a frame (a mask): over all of them, and by band. Rows of the bad list are left out."""
+    import numpy
+
+    bad, reasons = dropped(frame)
+    limit = bound(frame, chip)
+    faster = beats_bound(frame, chip, limit) & ~bad
+    kept, measured = rows & ~bad, frame.seconds
+    masks = list(by_band(limit))
+    if frame.cls == "attention_decode":
+        masks.append((f"keys>={LONG_KEYS}, no window", (frame.columns["keys"] >= LONG_KEYS) & (frame.columns["windowed"] == 0)))
+    for band, mask in masks:
+        here = kept & mask
+        if not here.any():
+            continue
+        index = here.nonzero()[0]
+        figures = errors(expected[here], measured[here], limit[here])
+        gone = rows & bad & mask
+        with_bad = rows & mask
+        worst = index[int(numpy.argmax(numpy.abs(numpy.log(expected[index] / measured[index]))))]
+        beaten = faster if band is None else faster & mask
+        score = Score(
+            frame.gpu, frame.cls, frame.dtype, frame.kernel, split, band, **figures,
+            bound_violations=int(beaten.sum()), explained=explanation(frame) if beaten.any() else "", dropped=int(gone.sum()),
+            mape_with_dropped=errors(expected[with_bad], measured[with_bad], limit[with_bad])["mape"] if gone.any() else None,
+            constants=constants, worst=f"{measured[worst] / expected[worst]:.2f}x {key_of(frame, int(worst))}",
+            note="; ".join((*reasons, note) if note else reasons),
+        )  # fmt: skip
+        yield with_target(score) if band is None else score
+
+
+def family_for(frame: Frame, known: Any) -> Family | None:
+    """The constants of a frame's family, if they exist."""
+    family: Family | None = known.get((frame.family, frame.model.name))
+    return family
+
+
+def score_silicon(gpu: str, classes: Iterable[str] | None = None) -> list[Score]:
+    """Scores of every family of an accelerator: on its held-out rows, or on all rows where constants are another's."""
+    import numpy
+
+    accelerator = load_accelerator(gpu)
+    base, scale, chip = base_of(accelerator), scale_of(accelerator), chip_of(accelerator.id)
+    known = families(base)
+    if not known:
+        raise InputError(f"gpu: {accelerator.id} has no fitted constants; run roofline validate calibrate --gpu {accelerator.id}")
+    own = base == accelerator.id
+    found: list[Score] = []
+    for frame in frames(accelerator.id, classes):
+        family = family_for(frame, known)
+        if family is None:
+            continue
+        expected = predict(frame, chip, family.constants) * scale
+        rows = frame.held_out if own else numpy.ones(len(frame), dtype=bool)
+        split = "random" if own else "other_gpu"
+        found += scores_of(frame, chip, expected, split, rows, len(family.constants))
+    return found

@@ -1,0 +1,96 @@
+"""The committed list of rows that leave (``bad_rows.toml``): rules and reasons are data, this file only applies them."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from roofline.errors import InputError
+from roofline.validate.silicon.frame import Frame
+
+LIST = Path(__file__).parents[1] / "bad_rows.toml"
+WORK = ["num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "distribution"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """One entry of the list; see the file for the meaning of its fields."""
+
+    cls: str
+    kernel: str
+    gpu: str
+    dtype: str
+    rule: str
+    where: str
+    factor: float
+    share: float
+    reason: str
+
+    def matches(self, frame: Frame) -> bool:
+        """Whether the entry is about this family."""
+        pairs = ((frame.cls, self.cls), (frame.kernel, self.kernel), (frame.gpu, self.gpu), (frame.dtype, self.dtype))
+        return all(fnmatch(value, pattern) for value, pattern in pairs)
+
+    def rows(self, frame: Frame) -> Any:
+        """Mask of the rows that it picks."""
+        import numpy
+
+        if self.rule == "all":
+            return numpy.ones(len(frame), dtype=bool)
+        keys = frame.keys.assign(latency=frame.seconds * 1e3)
+        if self.rule == "where":
+            return keys.eval(self.where).to_numpy(dtype=bool)
+        if self.rule == "monotonic":
+            return slower_than_double(keys, self.factor)
+        raise InputError(f"bad_rows.toml: rule {self.rule!r} is unknown; use where, monotonic or all")
+
+
+def slower_than_double(keys: Any, factor: float) -> Any:
+    """Rows slower by ``factor`` than the row with the same layer and tokens on half the ranks (twice the work each)."""
+    import numpy
+
+    index = [*WORK, "moe_tp_size", "moe_ep_size"]
+    latency = keys.groupby(index)["latency"].mean().to_dict()
+    columns = [keys[name].tolist() for name in index]
+    bad = numpy.zeros(len(keys), dtype=bool)
+    for number, (*work, tp, ep) in enumerate(zip(*columns, strict=True)):
+        mine = latency[*work, tp, ep]
+        doubles = (latency.get((*work, tp // 2, ep)), latency.get((*work, tp, ep // 2)))
+        bad[number] = any(double is not None and mine > factor * double for double in doubles)
+    return bad
+
+
+@cache
+def entries(kind: str = "group") -> tuple[Group, ...]:
+    """The entries of a kind: "group" (rows that leave) or "explained" (rows faster than the bound that stay)."""
+    data = tomllib.loads(LIST.read_text(encoding="utf-8"))
+    return tuple(
+        Group(
+            entry.get("class", "*"), entry.get("kernel", "*"), entry.get("gpu", "*"), entry.get("dtype", "*"),
+            entry.get("rule", "all"), entry.get("where", ""), entry.get("factor", 0.0), entry.get("share", 0.0), entry["reason"],
+        )
+        for entry in data.get(kind, [])
+    )  # fmt: skip
+
+
+def dropped(frame: Frame) -> tuple[Any, tuple[str, ...]]:
+    """(mask of the rows that leave, reasons)."""
+    import numpy
+
+    mask, reasons = numpy.zeros(len(frame), dtype=bool), []
+    for group in entries():
+        if group.matches(frame):
+            picked = group.rows(frame)
+            if picked.any():
+                mask |= picked
+                reasons.append(group.reason)
+    return mask, tuple(reasons)
+
+
+def explanation(frame: Frame) -> str:
+    """Why rows of this family may be faster than the bound, "" where there is no reason."""
+    return next((group.reason for group in entries("explained") if group.matches(frame)), "")

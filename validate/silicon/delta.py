@@ -1,0 +1,77 @@
+"""Gated DeltaNet and Kimi delta attention kernel by kernel, by ``DeltaRule``, ``ChunkedDeltaRule`` and ``CausalConv``.
+
+No projections. Heads are per rank for vLLM and SGLang. The state is fp32 in vLLM and SGLang, 16 bits in TensorRT-LLM,
+whose convolution rows cover the key channels only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from roofline.components.base import Component
+from roofline.components.chunked import ChunkedDeltaRule, Heads
+from roofline.components.delta import DeltaRule
+from roofline.components.recurrent import CausalConv
+from roofline.expected.model import Model
+from roofline.expected.stream import CHUNK_CHAIN, STREAM_PASS
+from roofline.formats import BF16, FP32
+from roofline.validate.silicon.frame import Frame, Numbers, Scatter, make, structures
+from roofline.validate.silicon.source import Table, tables
+from roofline.work import Work
+
+STRUCTURE = ["num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim", "d_conv"]
+SOURCES = {"gated_delta": ("linear_attention", "gdn_perf"), "kda": ("kda", "kda_perf")}
+CHUNK = 64
+
+
+def frames(gpu: str) -> Iterator[Frame]:
+    """One frame per framework, kernel and phase."""
+    for cls, (operator, file) in SOURCES.items():
+        for table in tables(gpu, operator, file):
+            for (kernel, phase), rows in table.rows.groupby(["kernel_source", "phase"], sort=True):
+                yield _family(table, rows.reset_index(drop=True), cls, kernel, phase)
+
+
+def component(
+    cls: str, framework: str, kernel: str, phase: str, k_heads: int, k_dim: int, v_heads: int, v_dim: int, taps: int
+) -> tuple[Component, Model]:
+    """The component of one kernel, and its time model."""
+    if "conv1d" in kernel:
+        keys_only = framework == "trtllm"
+        channels = k_heads * k_dim if keys_only else 2 * k_heads * k_dim + v_heads * v_dim
+        return CausalConv(channels, taps, False, activation=BF16, state_format=BF16), STREAM_PASS
+    shape = Heads(v_heads, k_dim, v_dim, k_heads)
+    by_channel = cls == "kda"
+    state = BF16 if framework == "trtllm" else FP32
+    rule = DeltaRule(shape, k_dim if by_channel else 1, 2 * v_heads, BF16, state)
+    if phase == "context":
+        return ChunkedDeltaRule(rule, shape, CHUNK, by_channel=by_channel), CHUNK_CHAIN
+    return rule, STREAM_PASS
+
+
+def _family(table: Table, rows: Any, cls: str, kernel: str, phase: str) -> Frame:
+    scatter, numbers, model = Scatter(len(rows)), Numbers(rows), STREAM_PASS
+    for values, index in structures(rows, STRUCTURE):
+        part = numbers.at(index)
+        new = part["seq_len"] if phase != "generation" else 1.0 + 0.0 * part["seq_len"]
+        work = Work(part["batch_size"], new)
+        built, model = component(cls, table.framework, kernel, phase, *values)
+        cost = built.cost(work)
+        if phase == "verify":
+            cost = cost + _kept_states(built, work)
+        scatter.add(index, cost)
+        for name, value in {"flops": cost.matrix_flops, "tokens": new, "chains": work.B * values[2]}.items():
+            scatter.put("columns", name, index, value)
+    llm = "model_name" if "model_name" in rows else None
+    shared = table.framework != "trtllm" and "qkv3" not in kernel
+    family = f"={kernel.removesuffix('_packed_decode')}" if shared else kernel
+    return make(table, rows, cls, "bf16", f"{kernel}/{phase}", scatter.cost, model, scatter.columns, STRUCTURE, llm, family)
+
+
+def _kept_states(rule: Component, work: Work) -> Any:
+    """Verification keeps the state behind every draft token, so that a rejected one can be undone."""
+    from roofline.cost import Cost
+
+    per_sequence = sum(piece.bytes(0) for piece in rule.state())
+    return Cost({}, {}, {"state": per_sequence * (work.B * (work.T - 1))}, 0)

@@ -1,0 +1,133 @@
+"""Fused experts on one rank, by the grouped matmuls of ``MoE``; which experts are hit is in ``routing``.
+
+Experts are split over the expert-parallel ranks, their width over the tensor-parallel ones. Nemotron 3's rows (22 of 512
+experts, or width 2688 with 6) have no gate matrix, like the kernels that say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from roofline.components.moe import GroupedLinear, MoE
+from roofline.cost import Cost
+from roofline.expected.moe import MOE
+from roofline.formats import Format, format_named
+from roofline.validate.silicon.frame import Frame, Numbers, Scatter, make, structures
+from roofline.validate.silicon.gemm import INPUT_BYTES
+from roofline.validate.silicon.routing import TILES, rank_load
+from roofline.validate.silicon.source import Table, tables
+
+WEIGHTS = {
+    "bfloat16": "bf16", "float16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "int4_wo": "int4-g128", "int8_wo": "int8-g128",
+    "w4a16_mxfp4": "mxfp4", "w4afp8": "int4-g128", "w4a8_mxfp4_mxfp8": "mxfp4", "nvfp4": "nvfp4",
+}  # fmt: skip
+ALL_ROWS = ("fused_moe_triton", "tritonexperts", "marlin")
+"""Kernels whose intermediate rows and their sum run over all choices of all tokens, on every rank.
+
+The others work on the rank's own rows, and write the sum for every token; TensorRT-LLM's block-scaled kernel does not.
+"""
+APART = ("moe_torch_flow_cutlass",)
+"""Kernels that are tuned by the load they meet: balanced and drawn routing have constants of their own."""
+SHORT = {"bfloat16": "bf16", "float16": "bf16"}
+STRUCTURE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a grouped matmul looks at: token-equivalents of one rank (routed rows over choices per token)."""
+
+    tokens: Any
+
+
+@dataclass(frozen=True)
+class Routed(GroupedLinear):
+    """A grouped matmul whose number of hit experts is known instead of expected."""
+
+    known: Any = None
+
+    def hit(self, tokens: Any) -> Any:
+        """Experts whose weights are read."""
+        return self.known
+
+
+def gated(kernel: str, hidden: int, chosen: int) -> bool:
+    """Whether experts have a gate matrix."""
+    return "nongated" not in kernel and chosen != 22 and not (hidden == 2688 and chosen == 6)
+
+
+def engine(kernel: str) -> str:
+    """The part of vLLM's long kernel names that tells the experts' kernel."""
+    name = kernel.removesuffix("_situ_as_silu")
+    return name.rpartition("_")[2] + kernel.removeprefix(name) if name.startswith("vllm") else kernel
+
+
+def weight_of(dtype: str) -> tuple[Format, str]:
+    """Storage of the experts and the unit that multiplies them (16 bits where only weights are narrow)."""
+    weight = format_named(WEIGHTS[dtype])
+    return weight, "bf16" if dtype.startswith("w4a16") else weight.unit
+
+
+def experts(
+    hidden: int, inter: int, chosen: int, held: int, has_gate: bool, weight: Format, known: Any
+) -> tuple[GroupedLinear, GroupedLinear]:
+    """The two grouped matmuls of the experts that a rank holds, with the experts hit known."""
+    block = MoE(hidden, inter, held, min(chosen, held), gated=has_gate, weight=weight)
+    first, second = (part for part in block.experts if isinstance(part, GroupedLinear))
+    up, down = (
+        Routed(**{field.name: getattr(part, field.name) for field in fields(part)} | {"k": chosen}, known=known)
+        for part in (first, second)
+    )
+    return up, down
+
+
+def frames(gpu: str) -> Iterator[Frame]:
+    """One frame per framework, kernel, weight format and kind of routing."""
+    for table in tables(gpu, "moe", "moe_perf"):
+        rows = table.rows.assign(routing=table.rows["distribution"].where(table.rows["distribution"] == "balanced", "power-law"))
+        for (kernel, dtype, routing), part in rows.groupby(["kernel_source", "moe_dtype", "routing"], sort=True):
+            if dtype in WEIGHTS:
+                yield _family(table, part.drop(columns="routing").reset_index(drop=True), kernel, dtype, routing)
+
+
+def _on(unit: str, cost: Cost) -> Cost:
+    flops = {unit if name not in ("vector", "special") else name: value for name, value in cost.flops.items()}
+    return Cost(flops, dict(cost.read), dict(cost.write), cost.launches)
+
+
+def _family(table: Table, rows: Any, kernel: str, dtype: str, routing: str) -> Frame:
+    import numpy
+
+    scatter, numbers = Scatter(len(rows)), Numbers(rows)
+    weight, unit = weight_of(dtype)
+    for (hidden, inter, chosen, total, tp, ep, distribution), index in structures(rows, STRUCTURE):
+        tokens = numbers.at(index)["num_tokens"]
+        loads = [rank_load(int(t), total, chosen, ep, distribution) for t in tokens]
+        routed, hit = (numpy.array([getattr(load, name) for load in loads]) for name in ("rows", "hit"))
+        width = max(inter // tp, 1)
+        up, down = experts(hidden, width, chosen, total // ep, gated(kernel, hidden, chosen), weight, hit)
+        work: Any = Rows(routed / chosen)
+        costs = [_on(unit, part.cost(work)) for part in (up, down)]
+        scatter.add(index, Cost.total((1, cost) for cost in costs))
+        activations = sum(cost.activation_bytes for cost in costs)
+        if kernel == "moe_torch_flow" or any(name in kernel for name in ALL_ROWS):
+            activations = activations * (tokens * chosen / numpy.maximum(routed, 1.0))
+        elif not (table.framework == "trtllm" and dtype == "fp8_block"):
+            activations = activations + 2.0 * hidden * tokens
+        values: dict[str, Any] = {"hit": hit, "activation_bytes": activations}
+        for name, part, cost in (("up", up, costs[0]), ("down", down, costs[1])):
+            values |= {f"{name}.n": part.outputs, f"{name}.k": part.inputs, f"{name}.weights": cost.read["weights"]}
+        for number, tile in enumerate(TILES):
+            values[f"tiles{tile}"] = numpy.array([load.tiles[number] for load in loads])
+        for name, value in values.items():
+            scatter.put("columns", name, index, value)
+    columns = {
+        **scatter.columns, "unit": unit, "input_bytes": INPUT_BYTES.get(unit, 2.0), "weight_bytes": float(weight.bits) / 8,
+    }  # fmt: skip
+    apart = f"-{routing}" if kernel in APART else ""
+    family = f"{engine(kernel)} {SHORT.get(dtype, dtype)}{apart}"
+    return make(
+        table, rows, "moe", f"{SHORT.get(dtype, dtype)}-{routing}", kernel, scatter.cost, MOE, columns,
+        ["hidden_size", "inter_size", "topk", "num_experts"], None, family,
+    )  # fmt: skip

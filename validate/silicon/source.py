@@ -1,0 +1,124 @@
+"""The measured tables of the package aiconfigurator-core: which file answers for what, rows without duplicates, splits.
+
+A table is parquet, one row per measurement, latency in ms. Every column but the measured ones is part of a row's key;
+a row is held out iff the last byte of the sha256 of its key ("column=value" sorted by column, joined by "|") is even.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from roofline.errors import InputError
+
+PACKAGE = "aiconfigurator-core"
+GPUS = {
+    "h100-sxm": "h100_sxm", "h200-sxm": "h200_sxm", "a100-sxm-80gb": "a100_sxm", "b200-sxm": "b200_sxm", "gb200": "gb200",
+    "b300-sxm": "b300_sxm", "gb300": "gb300", "l40s": "l40s", "l4": "l4", "h100-pcie": "h100_pcie",
+    "a100-pcie-80gb": "a100_pcie", "rtx-pro-6000": "rtx_pro_6000_server",
+}  # fmt: skip
+"""Accelerator id -> folder of the package's tables."""
+PREFERRED = ("0.24.0", "1.3.0rc20", "0.5.14", "2.29.2")
+"""Versions of vLLM, TensorRT-LLM, SGLang and NCCL that cover most operators; elsewhere the newest there is."""
+MEASURED = ("latency", "power", "power_watts", "energy")
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file: a pandas frame without exact duplicates, and where it comes from."""
+
+    gpu: str
+    framework: str
+    version: str
+    file: str
+    rows: Any
+    duplicates: int
+
+    @property
+    def keys(self) -> list[str]:
+        """Columns that identify a row."""
+        return sorted(column for column in self.rows.columns if column not in MEASURED)
+
+
+def package_version() -> str:
+    """Version of the installed package."""
+    from importlib.metadata import version
+
+    return version(PACKAGE)
+
+
+@cache
+def root() -> Path:
+    """Folder of the tables. Raises ModuleNotFoundError where the package is not installed."""
+    import aiconfigurator_core
+
+    return Path(aiconfigurator_core.__path__[0], "systems", "data")
+
+
+def _newest_first(version: str) -> list[int]:
+    return [-int(number) for number in re.findall(r"\d+", version)]
+
+
+def folder_of(gpu: str) -> str:
+    """The package's name of an accelerator. Raises InputError where it holds no tables of it."""
+    if gpu not in GPUS:
+        raise InputError(f"gpu: no measured operators of {gpu!r}; there are tables of {', '.join(GPUS)}")
+    return GPUS[gpu]
+
+
+def find(gpu: str, operator: str, file: str) -> list[tuple[str, str, Path]]:
+    """(framework, version, path) of each framework's table of that name, the preferred version or the newest."""
+    found: dict[str, list[tuple[str, Path]]] = {}
+    for path in sorted(root().glob(f"{folder_of(gpu)}/{operator}/*/*/{file}.parquet")):
+        found.setdefault(path.parts[-3], []).append((path.parts[-2], path))
+    chosen = []
+    for framework, versions in sorted(found.items()):
+        versions.sort(key=lambda entry: (entry[0] not in PREFERRED, _newest_first(entry[0])))
+        chosen.append((framework, *versions[0]))
+    return chosen
+
+
+@cache
+def read(path: Path) -> tuple[Any, int]:
+    """Rows of a file in their order without exact duplicates and without zero latencies, and how many duplicates went."""
+    import pandas
+
+    rows = pandas.read_parquet(path)
+    kept = rows.drop_duplicates(ignore_index=True)
+    kept = kept[kept["latency"] > 0].reset_index(drop=True)
+    return kept, len(rows) - len(rows.drop_duplicates())
+
+
+def tables(gpu: str, operator: str, file: str) -> list[Table]:
+    """The tables of one operator on one accelerator, one per framework."""
+    result = []
+    for framework, version, path in find(gpu, operator, file):
+        rows, duplicates = read(path)
+        result.append(Table(gpu, framework, version, f"{operator}/{path.parts[-3]}/{version}/{file}", rows, duplicates))
+    return result
+
+
+def joined(rows: Any, columns: list[str], named: bool = False) -> list[str]:
+    """The values of some columns of each row, joined by "|" (with ``named``, each as "column=value")."""
+    import pandas
+
+    parts: list[list[str]] = []
+    for column in columns:
+        codes, values = pandas.factorize(rows[column])
+        texts = [f"{column}={value}" if named else str(value) for value in values]
+        parts.append([texts[code] for code in codes])
+    return list(map("|".join, zip(*parts, strict=True)))
+
+
+def hashes(rows: Any, keys: list[str]) -> Any:
+    """(order, held_out) of each row: the first eight bytes of its key's sha256 as uint64, the parity of the last."""
+    import numpy
+
+    sha256 = hashlib.sha256
+    digests = b"".join([sha256(line.encode()).digest() for line in joined(rows, keys, named=True)])
+    table = numpy.frombuffer(digests, dtype=numpy.uint8).reshape(-1, 32)
+    return table[:, :8].copy().view(">u8").ravel().astype(numpy.uint64), table[:, 31] % 2 == 0

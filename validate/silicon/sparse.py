@@ -1,0 +1,86 @@
+"""Sparse latent attention (DSA) blocks, by ``DSA``: projections, indexer, selection, core over the selected entries.
+
+Head counts are per rank. vLLM and TensorRT-LLM count the new token in ``step`` of a decode row, SGLang does not.
+Kernels named skip_indexer reuse another layer's selection; dense_mha runs the expanded form without a selection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from roofline.components.mla import MLA
+from roofline.components.sparse import DSA
+from roofline.expected.module import MODULE_PREFILL, SPARSE_DECODE, SPARSE_PREFILL, quantised
+from roofline.formats import BF16, FORMATS
+from roofline.validate.silicon.attention import KV, SHORT
+from roofline.validate.silicon.blocks import scatter_block
+from roofline.validate.silicon.frame import Frame, Numbers, Scatter, make, structures
+from roofline.validate.silicon.source import Table, tables
+from roofline.work import Work
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "DeepseekV32ForCausalLM": {"D": 7168, "Q": 1536, "R": 512, "P": 64, "H": 128, "value_dim": 128, "index_heads": 64},
+    "GlmMoeDsaForCausalLM": {"D": 6144, "Q": 2048, "R": 512, "P": 64, "H": 192, "value_dim": 256, "index_heads": 32},
+}
+SELECTED = 2048
+STEP_COUNTS_NEW = ("vllm", "trtllm")
+GRAPHED = ("trtllm",)
+"""Frameworks that replay a prefill as a graph: elsewhere the host sets the pace, and that depends on the weight format."""
+PADS_SELECTION = ("trtllm",)
+"""Frameworks whose prefill pays the full selection for every token, however few are behind it."""
+
+
+def frames(gpu: str) -> Iterator[Frame]:
+    """One frame per framework, kernel, formats and phase."""
+    for file, decode in (("dsa_generation_module_perf", True), ("dsa_context_module_perf", False)):
+        for table in tables(gpu, "sparse_attention", file):
+            by = ["kernel_source", "gemm_type", "kv_cache_dtype"]
+            for (kernel, gemm, kv), rows in table.rows.groupby(by, sort=True):
+                yield _module(table, rows.reset_index(drop=True), kernel, gemm, kv, decode)
+
+
+def block(architecture: str, heads: int, gemm: str, kv: str, kernel: str) -> MLA:
+    """The whole block of one rank."""
+    fields = dict(SHAPES[architecture])
+    weight = FORMATS["fp8-block"] if gemm == "fp8_block" else BF16
+    common: dict[str, Any] = {"N": heads, "kv": KV[kv], "weight": weight}
+    if "dense_mha" in kernel:
+        del fields["index_heads"]
+        return MLA(**fields, **common, form="expanded")
+    if "skip_indexer" in kernel:
+        fields["index_heads"] = 0
+    return DSA(**fields, **common, k=SELECTED, overrides=(("kv_b", BF16),))
+
+
+def _module(table: Table, rows: Any, kernel: str, gemm: str, kv: str, decode: bool) -> Frame:
+    scatter, numbers = Scatter(len(rows)), Numbers(rows)
+    units: dict[str, str] = {}
+    dense = "dense_mha" in kernel
+    for (architecture, heads), index in structures(rows, ["architecture", "num_heads"]):
+        part = numbers.at(index)
+        behind = part["step"]
+        if decode and table.framework in STEP_COUNTS_NEW:
+            behind = (behind - 1).clip(min=0)
+        work = Work(part["batch_size"], part["isl"], behind)
+        whole = block(architecture, heads, gemm, kv, kernel)
+        _, units = scatter_block(scatter, index, whole.parts, work)
+        if not decode and not dense and table.framework in PADS_SELECTION:
+            padding = SELECTED * work.T / whole.reach.pairs(work.T, work.S)
+            scatter.put("columns", "core.flops", index, scatter.columns["core.flops"][index] * padding)
+        for name, value in {
+            "core.heads": heads, "core.sequences": work.B * work.T, "core.entries": SELECTED, "core.tokens": work.T,
+            "core.behind": work.S, "core.groups": heads, "core.heads_per_group": 1,
+            "core.width": whole.H + whole.P, "core.value_width": whole.value_width,
+        }.items():  # fmt: skip
+            scatter.put("columns", name, index, value)
+        if dense:
+            scatter.put("columns", "core.sequences", index, work.B)
+    model = quantised(MODULE_PREFILL if dense else SPARSE_DECODE if decode else SPARSE_PREFILL)
+    phase = "decode" if decode else "prefill"
+    apart = "" if decode or table.framework in GRAPHED else f"{SHORT.get(gemm, gemm)}-"
+    return make(
+        table, rows, "dsa", f"{SHORT.get(gemm, gemm)}-kv-{SHORT[kv]}", f"{kernel}/{phase}", scatter.cost, model,
+        {**scatter.columns, **units}, ["architecture", "num_heads"], "architecture",
+        f"{kernel}/{phase} {apart}kv-{SHORT[kv]}",
+    )  # fmt: skip
