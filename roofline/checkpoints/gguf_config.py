@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from roofline.checkpoints.gguf_headers import Gguf
 from roofline.checkpoints.stored import missing_library
-from roofline.components.base import Component
 from roofline.components.linear import Embedding
-from roofline.components.mixing import Norm
-from roofline.components.moe import MoE
 from roofline.configs.storage import Storage, canonical
 from roofline.configs.styles import STYLES, Flag
-from roofline.edits.edit import map_component, map_layers
+from roofline.edits.gguf_mix import with_vectors
 from roofline.errors import InputError, UnsupportedModel, suggest
 from roofline.formats import BF16, Format
 from roofline.model import Model
@@ -177,29 +174,11 @@ def small_format(gguf: Gguf) -> Format:
 
 def as_stored(model: Model, gguf: Gguf) -> Model:
     """The model with norms, biases, routers and the embedding in the formats of the file."""
-    vectors = small_format(gguf)
     table = gguf.format("token_embd.weight") or BF16
     router = next((gguf.format(name) for name in gguf.tensors if name.endswith("ffn_gate_inp.weight")), None)
-
-    def one(component: Component) -> Component:
-        if not is_dataclass(component):
-            return component
-        changes: dict[str, Any] = {}
-        if isinstance(component, Norm):
-            changes["weight"] = vectors
-        elif isinstance(component, Embedding):
-            changes["weight"] = table
-        elif isinstance(component, MoE) and router is not None:
-            changes["router_weight"] = router
-        if any(item.name == "vectors" for item in fields(component)):
-            changes["vectors"] = vectors
-        return replace(component, **changes) if changes else component
-
-    def all_of(components: tuple[Component, ...]) -> tuple[Component, ...]:
-        return tuple(map_component(component, one) for component in components)
-
-    edited = map_layers(model, one)
-    return replace(edited, embedding=all_of(model.embedding), final=all_of(model.final), head=all_of(model.head))
+    edited = with_vectors(model, small_format(gguf), router)
+    embedding = tuple(replace(part, weight=table) if isinstance(part, Embedding) else part for part in edited.embedding)
+    return replace(edited, embedding=embedding)
 
 
 def metadata_name(metadata: Mapping[str, Any], fallback: str) -> str:

@@ -54,7 +54,7 @@ class EditOption:
 
 KERNELS = ("fused", "unfused")
 MIXERS = ("gated-deltanet", "kda", "mamba2")
-WEIGHTS = ("bf16", "fp16", "fp8", "fp8-block", "int8", "int4-g128", "mxfp4", "nvfp4", "q4_k")
+WEIGHTS = ("bf16", "fp16", "fp8", "fp8-block", "int8", "int4-g128", "mxfp4", "nvfp4", "q4_k", "q4_k_m")
 
 
 def _verbatim(texts: list[str], field: str) -> list[str]:

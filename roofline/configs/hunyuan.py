@@ -45,7 +45,7 @@ def _most(config: Config, *keys: str) -> int:
         if isinstance(value, list):
             if not value or any(isinstance(entry, bool) or not isinstance(entry, int) for entry in value):
                 raise InputError(f"config: {config.where}{key} must be a whole number or a list of them")
-            return max(value)
+            return int(max(value))
     found: int = config.size_or(1, *keys, note=False)
     return found
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from roofline.components.base import Component
 from roofline.edits.edit import Edit, map_component, map_layers
+from roofline.edits.gguf_mix import MIXES, gguf_mix
 from roofline.errors import InputError
 from roofline.formats import Format, format_named
 from roofline.model import Model
@@ -33,8 +34,11 @@ def dtype(name: str) -> Edit:
     """Store the weights in another format.
 
     A 16- or 32-bit format applies to every matrix and table; a smaller one to the matrices inside the layers only:
-    embedding, head and norms keep theirs, as quantised checkpoints do.
+    embedding, head and norms keep theirs, as quantised checkpoints do. A mix of llama.cpp ("Q4_K_M") gives every tensor
+    the format that llama-quantize gives it.
     """
+    if name.strip().lower() in MIXES:
+        return gguf_mix(name)
     fmt = format_named(name, "--dtype")
     everywhere = fmt.element_bits >= 16
 
