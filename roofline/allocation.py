@@ -208,9 +208,8 @@ def _activations(whole: Model, stage: Model, profile: Profile, settings: Setting
     return Term("activations", max(low, forward), max(best, forward), max(high, FORWARD_HIGH * forward), note)
 
 
-def _extra_weights(whole: Model, stage: Model, accelerator: Accelerator, profile: Profile, tp: int) -> Term:
-    """What an engine stores beside the parameters of the text path: towers, rotary tables, padding of experts."""
-    towers = Fraction(2 * whole.tower_params, tp)
+def _extra_weights(whole: Model, stage: Model, accelerator: Accelerator, profile: Profile) -> Term:
+    """What an engine stores beside the parameters: rotary tables, padding of experts."""
     rotary = max((part.rotary for _, part in stage.counted if isinstance(part, CacheWrite)), default=0)
     rotary = max([rotary, *(b.rotary for layer in stage.layers for b in layer.blocks if isinstance(b, AttentionBlock))])
     table = 2 * rotary * (whole.max_context or 0)
@@ -223,8 +222,8 @@ def _extra_weights(whole: Model, stage: Model, accelerator: Accelerator, profile
             size = inner.inputs if inner.stored is None and not inner.gathers else inner.stored
             padded = -(-size // multiple) * multiple
             padding += number * inner.weight.bytes(inner.E * inner.inputs * inner.outputs) * Fraction(padded - size, size)
-    total = towers + table + padding
-    parts = [text for amount, text in ((towers, "towers"), (table, "rotary table"), (padding, "padded experts")) if amount]
+    total = table + padding
+    parts = [text for amount, text in ((table, "rotary table"), (padding, "padded experts")) if amount]
     return Term("other weights", Fraction(9, 10) * total, total, Fraction(11, 10) * total, ", ".join(parts) or "none")
 
 
@@ -283,8 +282,8 @@ def _stage(whole: Model, stage: Model, accelerator: Accelerator, mesh: Mesh, pro
     assert settings.sequences is not None
     devices = "single" if mesh.ranks == 1 else "multi" if mesh.ranks < MANY else "many"
     other = _of("outside torch", profile.figure(f"{devices}_non_torch"))
-    weights = _exactly("weights", stage.weight_bytes, "parameters of this rank, scales included")
-    extra = _extra_weights(whole, stage, accelerator, profile, mesh.tp)
+    weights = _exactly("weights", stage.weight_bytes, "parameters of this rank, scales and towers included")
+    extra = _extra_weights(whole, stage, accelerator, profile)
     activations = _activations(whole, stage, profile, settings)
     graphs = _of("CUDA graphs", profile.figure("graphs"))
     capacity, fraction, scale = accelerator.capacity.value, settings.memory_fraction, Fraction(1)

@@ -83,11 +83,12 @@ class ShardedDeployment(Deployment):
         for stage in self.ranks.stages:
             model = stage if phase == "decode" else stage.for_prefill
             cost, workspace = model.step(micro)
-            cached = work.S if phase == "decode" else work.S + work.T
-            state = local * stage.state_bytes(cached)
+            after = local * stage.state_bytes(work.S + work.T)
+            before = local * stage.state_bytes(work.S) if phase == "decode" else after
             costs.append((1, cost))
             timings.append(time(cost, self.accelerator))
-            memories.append(Memory(stage.weight_bytes, state, workspace, usable(self.accelerator, self.memory_fraction)))
+            capacity = usable(self.accelerator, self.memory_fraction)
+            memories.append(Memory(stage.weight_bytes, before, workspace, capacity, after - before))
         return Step(
             self.model.name, self.accelerator.id, self.convention, phase, work.B, work.T, work.S,
             Cost.total(costs), self._whole(phase, timings, turns), _largest(memories),
@@ -125,5 +126,6 @@ def _largest(memories: list[Memory]) -> Memory:
             where(more, memory.kv_bytes, worst.kv_bytes),
             where(more, memory.workspace_bytes, worst.workspace_bytes),
             memory.capacity_bytes,
+            where(more, memory.new_kv_bytes, worst.new_kv_bytes),
         )
     return worst

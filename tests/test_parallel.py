@@ -167,6 +167,21 @@ def test_pipeline_stages_hold_their_layers():
     assert sum(stage.params for stage in split) == tied.params + 128256 * 2048, "the last stage stores the tied head as well"
 
 
+def test_a_tower_is_cut_and_stands_on_the_first_stage():
+    model = load_model("gemma-3-27b-it")
+    assert model.tower_params > 0
+    first, last = Sharded(model, H100, Mesh(2, 2)).stages
+    assert first.tower_params == -(-model.tower_params // 2)
+    assert last.tower_params == 0
+    assert 0.5 < float(first.weight_bytes + last.weight_bytes) / float(model.weight_bytes) < 0.55
+
+
+def test_a_decode_step_needs_room_for_its_own_keys():
+    whole, rank = Deployment(LLAMA, H100).decode(8, 1000).memory, on(LLAMA, Mesh(8)).decode(8, 1000).memory
+    assert rank.new_kv_bytes * 8 == whole.new_kv_bytes == 8 * 327680
+    assert on(LLAMA, Mesh(2, 4)).decode(8, 1000).memory.new_kv_bytes * 8 == whole.new_kv_bytes
+
+
 def test_pipelined_steps():
     """One sequence passes every stage; a full pipeline takes a turn of the slowest stage per microbatch."""
     one = Deployment(LLAMA, H100).decode(1, 1000)

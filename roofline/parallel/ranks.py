@@ -226,6 +226,7 @@ class Sharded:
                 replace(
                     self.model, embedding=self._embedding() if first else (), layers=tuple(layers[start : start + size]),
                     final=self.model.final if last else (), head=head,
+                    tower_params=-(-self.model.tower_params // self.mesh.tp) if first else 0,
                 )
             )  # fmt: skip
             start += size
