@@ -20,6 +20,7 @@ from roofline.configs.load import load_model
 from roofline.edits import apply, window
 from roofline.errors import InputError, UnsupportedModel
 from roofline.model import Model
+from roofline.parallel.shard import shard
 from roofline.symbols import symbols
 from roofline.work import Work, decode, prefill
 
@@ -193,3 +194,16 @@ def test_another_mask_needs_no_indexer() -> None:
 def test_prefill_of_many_queries_reads_each_key_once() -> None:
     work = prefill(1, 400)
     assert core(BLOCK).cost(work).read["state"] == 400 * 2 * 2 * 8 * 2
+
+
+def test_a_rank_scores_for_its_own_key_value_heads_only() -> None:
+    """Two ranks hold one key-value head and one index head each; the index key is on both."""
+    part, summed = shard(BLOCK, 2)
+    assert summed
+    assert isinstance(part, BlockSparseAttention)
+    assert (part.N, part.K, part.index_heads) == (3, 1, 1)
+    work = Work(2, 3, 50)
+    kinds = (BlockScores, BlockSelect)
+    whole = sum(p.cost(work).flops["vector"] for p in BLOCK.parts if isinstance(p, kinds))
+    assert 2 * sum(p.cost(work).flops["vector"] for p in part.parts if isinstance(p, kinds)) == whole
+    assert {piece.name: piece.elements for piece in part.state()} == {"kv": 2 * 8, "index": 10}

@@ -83,7 +83,8 @@ def shard_experts(block: MoE, mesh: Mesh, place: Place) -> Component:
     Raises InputError where experts, or an expert's width, do not divide.
     """
     held = block.E if mesh.ep == 1 else divided(block.E, mesh.ep, "experts (ep)")
-    routed = replace(block, F=narrowed(block.F, mesh.moe_tp, "width of an expert", block.weight), E=held, k=_rows(block, mesh))
+    formats = (block.weight,) if block.down_weight is None else (block.weight, block.down_weight)
+    routed = replace(block, F=narrowed(block.F, mesh.moe_tp, "width of an expert", *formats), E=held, k=_rows(block, mesh))
     shared = block
     if block.shared_F:
         stored = block.weight if block.shared_weight is None else block.shared_weight

@@ -18,6 +18,7 @@ from typing import Any
 from roofline.components.altup import AltUpCorrect, AltUpPredict, LayerInput, LowRankResidual
 from roofline.components.attention import AttentionBlock
 from roofline.components.base import Block, Component
+from roofline.components.block_sparse import BlockSparseAttention
 from roofline.components.compressed import CompressedAttention
 from roofline.components.delta import GatedDeltaNet, KimiDeltaAttention
 from roofline.components.feedforward import MLP
@@ -90,6 +91,12 @@ def _attention(block: AttentionBlock, tp: int) -> Component:
     return replace(block, N=divided(block.N, tp, "query heads"), K=kv_heads(block.K, tp))
 
 
+def _block_sparse(block: BlockSparseAttention, tp: int) -> Component:
+    """Index heads stay with their key-value heads; the one index key is replicated."""
+    heads = kv_heads(block.K, tp)
+    return replace(block, N=divided(block.N, tp, "query heads"), K=heads, index_heads=heads)
+
+
 def _latent(block: MLA, tp: int) -> Component:
     return replace(block, N=divided(block.N, tp, "attention heads"))
 
@@ -134,6 +141,7 @@ def _heads(block: Any, tp: int) -> Component:
 
 RULES: dict[type[Component], Callable[[Any, int], Component]] = {
     AttentionBlock: _attention,
+    BlockSparseAttention: _block_sparse,
     MLA: _latent,
     GatedLatentAttention: _gated_latent,
     CompressedAttention: _compressed,
