@@ -232,9 +232,7 @@ def filled(model: Model, profile: Profile, accelerator: Accelerator, mesh: Mesh,
     length = given.max_model_len or model.max_context
     if length is None:
         raise InputError(f"max-model-len: the config of {model.name} does not say its context; give --max-model-len")
-    sequences = given.sequences or profile.sequences(accelerator)
-    if profile.id == "sglang" and not given.sequences and mesh.tp * mesh.dp >= 4:
-        sequences = profile.number("large_sequences")
+    sequences = given.sequences or profile.sequences(accelerator, mesh.tp * mesh.dp)
     settings = replace(
         given,
         max_model_len=length,

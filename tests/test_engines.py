@@ -242,6 +242,46 @@ def _allocations() -> list[tuple[str, Allocation]]:
     return [(name, case.allocation()) for name, case in CASES.items()]
 
 
+HELD_OUT = {
+    "vllm-project/vllm#21489": (
+        Case(lambda: model("gemma-3-4b-it"), "b200-sxm", "vllm", "0.10", more={"batched_tokens": 16384}),
+        160.53 - 8.58 - 9.96 - 0.07,
+    ),
+    "sgl-project/sglang#13023": (
+        Case(lambda: model("llama-3.1-8b"), "l40s", "sglang", "0.5.4", fraction=None), 183133 * 131072 / GIB,
+    ),
+}  # fmt: skip
+"""Logs that no constant was read from: pools in GiB, settings as the threads give them."""
+
+
+@pytest.mark.parametrize("thread", HELD_OUT)
+def test_logs_that_no_constant_was_read_from(thread):
+    case, expected = HELD_OUT[thread]
+    assert float(case.allocation().pool.best) / GIB == pytest.approx(expected, rel=0.01)
+
+
+def test_sglang_derives_its_fraction_from_what_it_reserves():
+    """sgl-project/sglang#13023 on an L40S: 44.00 GB before loading, 28.91 after, 22.36 for keys and values: 0.851."""
+    found = HELD_OUT["sgl-project/sglang#13023"][0].allocation()
+    assert found.settings.memory_fraction == Fraction(851, 1000)
+    left = (28.91 - 22.355) / 44.00
+    assert left == pytest.approx(1 - 0.851, abs=5e-4)
+    assert CASES["A07"].allocation().settings.memory_fraction == Fraction(785, 1000)
+
+
+def test_defaults_follow_the_memory_of_the_device():
+    vllm, sglang = load_engine("vllm", "0.11"), load_engine("sglang")
+    budgets = [vllm.batched_tokens(load_accelerator(gpu), 4096) for gpu in ("rtx-4090", "a100-sxm-80gb", "h100-sxm", "mi300x")]
+    assert budgets == [2048, 2048, 8192, 8192]
+    assert [sglang.sequences(load_accelerator(gpu), 1) for gpu in ("rtx-4090", "l40s", "h100-sxm", "b200-sxm")] == [
+        24,
+        32,
+        256,
+        512,
+    ]
+    assert sglang.sequences(load_accelerator("h100-sxm"), 4) == 512
+
+
 def test_terms_of_a_log_one_by_one():
     """A13 and A16: weights, activations and memory outside torch as vLLM 0.11 printed them [GiB]."""
     for name, terms in (("A13", (14.99, 4.76, 0.13)), ("A16", (30.59, 5.64, 0.54))):
@@ -296,7 +336,7 @@ def test_the_trap_of_a_poster_who_compared_blocks():
 def test_every_number_has_a_source_and_every_engine_all_numbers():
     names = {name: set(load_engine(name).numbers) for name in engine_ids()}
     common = set.intersection(*names.values())
-    assert {"page_tokens", "logit_bytes", "single_non_torch", "large_batched"} <= common
+    assert {"page_tokens", "logit_bytes", "single_non_torch"} <= common
     for name in engine_ids():
         profile = load_engine(name)
         assert profile.fraction_base in BASES

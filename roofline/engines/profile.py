@@ -28,6 +28,8 @@ ALIASES = {
     "llama-cpp": "llamacpp",
 }
 BASES = ("total", "free-before-load", "free-after-load", "none")
+PARALLEL = 4
+"""Devices that share tokens from which on a tier's second number of sequences holds."""
 SWITCHES = ("batched_follow_length", "logits_of_all_tokens", "graphs_counted", "separate_state")
 
 
@@ -52,6 +54,24 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Tier:
+    """Defaults of devices from some amount of memory on.
+
+    Attributes:
+        least: bytes of memory. batched: token budget of a step. sequences, parallel: sequences of a step on few and on
+            many devices. excludes: how ids of devices begin that stay in the tier below, "" for none.
+        source: who states them.
+    """
+
+    least: int
+    batched: int
+    sequences: int
+    parallel: int
+    excludes: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Profile:
     """One version of an engine.
 
@@ -59,7 +79,7 @@ class Profile:
         id, name: of the engine. since: the version it answers from. about: what marks that version.
         fraction_base: what the memory fraction is a fraction of: "total" device memory, what is free
             "free-before-load" or "free-after-load" of the weights, or "none".
-        flags: setting -> the engine's documented option. numbers: see the files.
+        flags: setting -> the engine's documented option. numbers: see the files. tiers: defaults by memory.
         batched_follow_length: a whole prompt is one batch. logits_of_all_tokens: the profile run computes logits of all.
         graphs_counted: graphs are taken out of the budget. separate_state: kinds of layers have pools of their own.
     """
@@ -71,6 +91,7 @@ class Profile:
     fraction_base: str
     flags: Mapping[str, str]
     numbers: Mapping[str, Figure]
+    tiers: tuple[Tier, ...]
     batched_follow_length: bool = False
     logits_of_all_tokens: bool = False
     graphs_counted: bool = False
@@ -86,19 +107,21 @@ class Profile:
         """A whole number by name, its best value."""
         return int(self.figure(name).value)
 
-    def roomy(self, accelerator: Accelerator) -> bool:
-        """Whether the device gets the larger defaults: enough memory, and not one that the engine excludes by name."""
-        excluded = self.id == "vllm" and accelerator.id.startswith("a100")
-        return accelerator.capacity.value >= self.figure("large_memory").value and not excluded
+    def tier(self, accelerator: Accelerator) -> Tier:
+        """The defaults of a device: those of the largest memory that it reaches and is not excluded from."""
+        memory = (accelerator.reported or accelerator.capacity).value
+        reached = [t for t in self.tiers if t.least <= memory and not (t.excludes and accelerator.id.startswith(t.excludes))]
+        return max(reached, key=lambda tier: tier.least)
 
     def batched_tokens(self, accelerator: Accelerator, max_model_len: int) -> int:
         """Default token budget of a step."""
-        budget = self.number("large_batched" if self.roomy(accelerator) else "small_batched")
+        budget = self.tier(accelerator).batched
         return max(budget, max_model_len) if self.batched_follow_length else budget
 
-    def sequences(self, accelerator: Accelerator) -> int:
-        """Default number of sequences of a step."""
-        return self.number("large_sequences" if self.roomy(accelerator) else "small_sequences")
+    def sequences(self, accelerator: Accelerator, ranks: int) -> int:
+        """Default number of sequences of a step, on so many devices that share tokens."""
+        found = self.tier(accelerator)
+        return found.parallel if ranks >= PARALLEL else found.sequences
 
 
 def _figure(table: Any, where: str) -> Figure:
@@ -121,6 +144,21 @@ def _figure(table: Any, where: str) -> Figure:
     return Figure(low, best, high, kind, source)
 
 
+def _tiers(tables: Any, where: str) -> tuple[Tier, ...]:
+    found = []
+    for table in tables:
+        for key in ("from", "batched", "sequences", "source"):
+            if key not in table:
+                raise InputError(f"{where} tier: {key} is missing")
+        sequences = table["sequences"]
+        excludes = str(table.get("excludes", ""))
+        parallel = table.get("parallel", sequences)
+        found.append(Tier(table["from"] * 2**30, table["batched"], sequences, parallel, excludes, str(table["source"])))
+    if not any(tier.least == 0 for tier in found):
+        raise InputError(f"{where}: a tier from 0 GiB on is missing")
+    return tuple(found)
+
+
 def _version(text: str, field: str) -> tuple[int, ...]:
     parts = text.strip().lstrip("v").split(".")
     if not all(part.isdigit() for part in parts):
@@ -140,7 +178,7 @@ def _read(path: Path) -> tuple[Profile, ...]:
         Profile(
             data["id"], data["name"], entry["since"], entry["about"], data["fraction_base"], data["flags"],
             {**common, **{key: _figure(t, f"{where} {entry['since']} {key}") for key, t in entry.get("numbers", {}).items()}},
-            **{name: bool(entry.get(name, False)) for name in SWITCHES},
+            _tiers(entry.get("tier", data["tier"]), where), **{name: bool(entry.get(name, False)) for name in SWITCHES},
         )
         for entry in data["version"]
     )  # fmt: skip
