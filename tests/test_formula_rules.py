@@ -32,15 +32,18 @@ def divisions(tree: ast.AST) -> list[str]:
 
 def truth_tests(tree: ast.AST) -> list[str]:
     """Every comparison, condition or boolean operation on a size of the work, as source."""
-    found = []
-    for node in ast.walk(tree):
-        tested = node.test if isinstance(node, (ast.If, ast.IfExp, ast.While)) else node
-        if not isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Compare, ast.BoolOp)):
-            continue
-        for part in ast.walk(tested):
-            if isinstance(part, ast.Attribute) and part.attr in SIZES and ast.unparse(part.value) in ("work", "group"):
-                found.append(ast.unparse(tested))
-    return found
+    conditions = (ast.If, ast.IfExp, ast.While)
+    tested = [
+        node.test if isinstance(node, conditions) else node
+        for node in ast.walk(tree)
+        if isinstance(node, (*conditions, ast.Compare, ast.BoolOp))
+    ]
+    return [
+        ast.unparse(test)
+        for test in tested
+        for part in ast.walk(test)
+        if isinstance(part, ast.Attribute) and part.attr in SIZES and ast.unparse(part.value) in ("work", "group")
+    ]
 
 
 @pytest.mark.parametrize("path", COMPONENTS, ids=lambda path: path.stem)
