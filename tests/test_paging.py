@@ -143,6 +143,15 @@ def test_a_prefix_outlives_its_sequence_and_gives_way_when_blocks_run_out():
     pool.check()
 
 
+def test_the_end_of_a_prefix_gives_way_before_its_beginning():
+    tree, pool = Prefixes(4), Allocator(4, 4)
+    prompt = list(range(16))
+    pool.allocate("first", 16, tree.identities(prompt))
+    pool.free("first")
+    pool.allocate("other", 8)
+    assert pool.cached(tree.identities(prompt)) == 2
+
+
 def test_failures_change_nothing():
     pool = Allocator(4, 4, host=2)
     pool.allocate("a", 10)
