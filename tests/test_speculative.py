@@ -260,10 +260,40 @@ def test_command_weighs_trees(capsys):
     assert large[-1]["verify_bound_s"] > 1.3 * large[0]["verify_bound_s"], "at batch 256 every node costs arithmetic"
 
 
+def test_command_on_a_mesh(capsys):
+    arguments = (
+        "llama-3.1-70b",
+        "--draft",
+        "llama-3.1-8b",
+        "--alpha",
+        "0.8",
+        "--gpu",
+        "h100-sxm",
+        "--batch",
+        "8",
+        "--gamma",
+        "4",
+    )
+    _, one, _ = cli(capsys, *arguments, "--json")
+    code, eight, _ = cli(capsys, *arguments, "--tp", "8", "--json")
+    single, sharded = (next(r for r in json.loads(out) if r["gamma"] == 4) for out in (one, eight))
+    assert code == 0
+    assert (sharded["gpus"], sharded["mesh"]) == (8, "--tp 8")
+    assert single["verify_bound_s"] / 8.5 < sharded["verify_bound_s"] < single["verify_bound_s"] / 7
+    assert sharded["fits"]
+    assert not single["fits"]
+    code, out, _ = cli(
+        capsys, "deepseek-v3", "--draft", "mtp", "--alpha", "0.85", "--gpu", "h200-sxm", "--tp", "8", "--ep", "8", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)[0]["fits"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         ((), "alpha: say how often"),
+        (("llama-3.1-8b", "--alpha", "0.8", "--draft-cost", "0.1", "--gpu", "h200", "--pp", "2"), "mesh: speculate takes"),
         (("--alpha", "0.8"), "target: name the model"),
         (("llama-3.1-8b", "--alpha", "0.8", "--gpu", "h200"), "draft: name a draft model"),
         (("llama-3.1-8b", "--alpha", "1.5", "--draft-cost", "0.1", "--gpu", "h200"), "alpha: '1.5' is out of range"),

@@ -9,6 +9,7 @@ import typer
 from roofline.cli import sweeps
 from roofline.cli.bundles import bundled
 from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
+from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
 from roofline.cli.options import SWEEP, Batch, Context, Gpu, accelerators, complete_models
 from roofline.cli.output import OUTPUT, Cells, Output
 from roofline.errors import InputError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from roofline.accelerator import Accelerator
     from roofline.model import Model
+    from roofline.parallel.mesh import Mesh
     from roofline.speculative.rounds import Round, Speculation
     from roofline.speculative.trees import Tree
 
@@ -207,6 +209,24 @@ def _verdicts(setup: Speculation, records: Sequence[Record], alphas: Sequence[Fr
         yield out.paint("no draft tree given pays at any of these batches", "red")
 
 
+def _on_mesh(setup: Speculation, meshes: Meshes) -> tuple[Speculation, Mesh | None]:
+    """Target and draft as one rank of a mesh runs them. Raises InputError for meshes that change the batch or have stages."""
+    from dataclasses import replace
+
+    from roofline.parallel.mesh import Mesh
+    from roofline.parallel.ranks import Sharded
+
+    found = meshes.all()
+    mesh = found[0]
+    if mesh is None:
+        return setup, None
+    if len(found) > 1 or mesh.pp > 1 or mesh.dp > 1:
+        raise InputError("mesh: speculate takes one value of --tp, --ep and --sp; pipeline stages and --dp are not modelled here")
+    target = Sharded(setup.target, setup.accelerator, mesh).stages[0]
+    draft = setup.draft and Sharded(setup.draft, setup.accelerator, Mesh(mesh.tp, node=mesh.node)).stages[0]
+    return replace(setup, target=target, draft=draft), mesh
+
+
 def _accelerator(gpu: list[str] | None) -> Accelerator:
     chips = accelerators(gpu)
     if len(chips) > 1:
@@ -214,7 +234,7 @@ def _accelerator(gpu: list[str] | None) -> Accelerator:
     return chips[0]
 
 
-@bundled(edits=EDIT_OPTIONS, out=OUTPUT)
+@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, out=OUTPUT)
 def speculate(
     target: Annotated[
         str | None,
@@ -247,6 +267,7 @@ def speculate(
     context: Context = None,
     *,
     edits: Chosen,
+    meshes: Meshes,
     out: Output,
 ) -> int:
     """Speed-up of speculative decoding by draft length, the best length by batch, and where it stops paying.
@@ -287,7 +308,7 @@ def speculate(
     model = variants(load_model(target), edits)[-1].model
     if model.encoder is not None:
         raise InputError(f"target: {model.name} is an encoder-decoder; speculation is modelled for decoders")
-    setup = Speculation(model, chip, _draft(draft, model), cost)
+    setup, mesh = _on_mesh(Speculation(model, chip, _draft(draft, model), cost), meshes)
     batches = sweeps.whole_numbers(batch or DEFAULT_BATCHES, "batch")
     contexts = sweeps.whole_numbers(context or [DEFAULT_CONTEXT], "context", least=0)
     if tree:
@@ -295,13 +316,18 @@ def speculate(
         records = list(_trees(setup, batches, contexts, accuracies, trees))
     else:
         records = list(_chains(setup, batches, contexts, alphas, gammas))
+    for record in records:
+        record.update(gpus=mesh.ranks if mesh else 1, mesh=mesh.flags if mesh else "")
+    where = f"{mesh.ranks} x {chip.id} ({mesh.flags})" if mesh else chip.id
     drafter = setup.draft.name if setup.draft else f"a draft of {float(cost or 0):g} of its step"
     if not out.silent:
-        out.note(out.paint(f"{model.name} with {drafter} on {chip.id}", "bold"), *_verdicts(setup, records, alphas, out), "")
+        out.note(out.paint(f"{model.name} with {drafter} on {where}", "bold"), *_verdicts(setup, records, alphas, out), "")
     out.records(records, lambda: _cells(records))
     too_large = sum(not record["fits"] for record in records)
-    notes = [f"{plural(too_large, 'row')} too large for one {chip.id} ({chip.capacity_rung} memory)"] if too_large else []
+    notes = [f"{plural(too_large, 'row')} too large for {where} ({chip.capacity_rung} memory)"] if too_large else []
     notes += [f"assumes: {line}" for line in (*model_notes(model), *(setup.draft.assumes if setup.draft else ()))]
     notes.append(f"assumes: {ASSUMES}")
+    if mesh:
+        notes.append("assumes: the draft is cut over the same tensor-parallel GPUs; the latency of collectives is left out")
     out.note("", *notes, f"not modelled: {NOT_MODELLED}")
     return 0
