@@ -115,7 +115,7 @@ def test_state_is_keys_values_and_an_index_key() -> None:
     assert model.state_bytes(100) == 100 * model.kv_bytes_per_token
 
 
-def published(shared: Path, name: str) -> Model:
+def published(name: str) -> Model:
     core = pytest.importorskip("aiconfigurator_core")
     path = Path(core.__file__).parent / "model_configs" / f"{name}_config.json"
     if not path.is_file():
@@ -124,8 +124,8 @@ def published(shared: Path, name: str) -> Model:
 
 
 @pytest.mark.parametrize("name", ["MiniMaxAI--MiniMax-M3", "nvidia--MiniMax-M3-NVFP4"])
-def test_the_published_configuration(shared: Path, name: str) -> None:
-    model = published(shared, name)
+def test_the_published_configuration(name: str) -> None:
+    model = published(name)
     assert model.params == 426_174_565_632
     assert model.kv_bytes_per_token == 2 * (60 * 2 * 4 * 128 + 57 * 128) == 137_472
     assert model.tower_params == (631_185_920 + 234_381_312 if "NVFP4" in name else 0)
@@ -133,8 +133,8 @@ def test_the_published_configuration(shared: Path, name: str) -> None:
     assert [isinstance(block, BlockSparseAttention) for block in blocks] == [False] * 3 + [True] * 57
 
 
-def test_formats_of_the_quantised_checkpoint(shared: Path) -> None:
-    model = published(shared, "nvidia--MiniMax-M3-NVFP4")
+def test_formats_of_the_quantised_checkpoint() -> None:
+    model = published("nvidia--MiniMax-M3-NVFP4")
     experts = 57 * 128 * 3 * 6144 * 3072
     by_format = {fmt.name: number for fmt, number in model.params_by_format.items()}
     assert by_format["nvfp4"] == experts
