@@ -15,8 +15,8 @@ from roofline.components.attention import Attention, AttentionBlock, CacheWrite
 from roofline.components.feedforward import MLP
 from roofline.configs.families import READERS
 from roofline.configs.guard import FEATURES
-from roofline.configs.irregular import ADJUST
 from roofline.configs.load import load_model
+from roofline.configs.readers.irregular import ADJUST
 from roofline.configs.styles import STYLES
 from roofline.configs.unsupported import UNSUPPORTED
 from roofline.errors import InputError, UnsupportedModel

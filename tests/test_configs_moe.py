@@ -9,7 +9,7 @@ import pytest
 from roofline.components.moe import MoE
 from roofline.configs.config import Config
 from roofline.configs.load import load_model
-from roofline.configs.moe import sparse_layers
+from roofline.configs.readers.moe import sparse_layers
 from roofline.errors import InputError, UnsupportedModel
 from roofline.model import Model
 from roofline.work import Work

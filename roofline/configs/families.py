@@ -63,7 +63,7 @@ READERS: dict[str, str] = {
     "Dream": "diffusion:read_dream",
     "llada2_moe": "diffusion:read_llada2",
 }
-"""model_type -> "module:function" under ``roofline.configs``; the module is imported when its family is met."""
+"""model_type -> "module:function" under ``roofline.configs.readers``; the module is imported when its family is met."""
 
 
 def reader_of(kind: str, nested: bool = False) -> Callable[..., Any]:
@@ -77,5 +77,5 @@ def reader_of(kind: str, nested: bool = False) -> Callable[..., Any]:
     if kind not in READERS and not nested:
         raise UnsupportedModel(f"{kind}: this model family is not supported.{suggest(kind, READERS)}")
     module, function = ("multimodal:read_wrapper" if nested else READERS[kind]).split(":")
-    reader: Callable[..., Any] = getattr(importlib.import_module(f"roofline.configs.{module}"), function)
+    reader: Callable[..., Any] = getattr(importlib.import_module(f"roofline.configs.readers.{module}"), function)
     return reader

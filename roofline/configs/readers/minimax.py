@@ -15,7 +15,7 @@ from roofline.components.moe import MoE
 from roofline.configs.config import Config
 from roofline.configs.dense import assemble, attention_of, layer_of, mlp_of
 from roofline.configs.guard import left_out, refuse_unread
-from roofline.configs.moe import Family, moe_of, sparse_layers
+from roofline.configs.readers.moe import Family, moe_of, sparse_layers
 from roofline.configs.storage import Storage
 from roofline.configs.styles import Style
 from roofline.errors import InputError, UnsupportedModel

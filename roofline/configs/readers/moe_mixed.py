@@ -13,7 +13,7 @@ from roofline.components.base import Component
 from roofline.configs.config import Config
 from roofline.configs.dense import assemble, attention_of, layer_of, mixers_of, mlp_of
 from roofline.configs.guard import left_out
-from roofline.configs.moe import Family, moe_of, sparse_layers
+from roofline.configs.readers.moe import Family, moe_of, sparse_layers
 from roofline.configs.storage import Storage
 from roofline.configs.styles import Style
 from roofline.errors import InputError

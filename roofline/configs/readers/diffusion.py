@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roofline.configs.config import Config
-from roofline.configs.decoder import read_dense
 from roofline.configs.dense import build
 from roofline.configs.guard import left_out, refuse_unread
-from roofline.configs.moe import read_moe
+from roofline.configs.readers.decoder import read_dense
+from roofline.configs.readers.moe import read_moe
 from roofline.configs.storage import Storage
 from roofline.configs.styles import Modules, Style
 from roofline.errors import InputError, UnsupportedModel

@@ -7,7 +7,7 @@ from dataclasses import replace
 from roofline.configs.config import Config
 from roofline.configs.dense import build
 from roofline.configs.guard import left_out, refuse_unread
-from roofline.configs.irregular import ADJUST
+from roofline.configs.readers.irregular import ADJUST
 from roofline.configs.storage import Storage
 from roofline.configs.styles import STYLES
 from roofline.model import Model

@@ -11,7 +11,7 @@ from roofline.components.base import Component
 from roofline.components.moe import MoE
 from roofline.configs.config import Config
 from roofline.configs.dense import Style, assemble, attention_of, make_norm, mlp_of
-from roofline.configs.recurrent import mamba2_of, without_prediction
+from roofline.configs.readers.recurrent import mamba2_of, without_prediction
 from roofline.configs.storage import Storage
 from roofline.errors import InputError, UnsupportedModel
 from roofline.model import Layer, Model

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from roofline.configs import towers
 from roofline.configs.config import Config
 from roofline.configs.families import READERS, reader_of
+from roofline.configs.readers import towers
 from roofline.configs.storage import Storage
 from roofline.configs.unsupported import UNSUPPORTED
 from roofline.errors import InputError, UnsupportedModel

@@ -13,7 +13,7 @@ from roofline.components.mixing import Elementwise
 from roofline.components.moe import MoE
 from roofline.configs.config import Config
 from roofline.configs.dense import Style, assemble, attention_of, formats_of, layer_of, make_norm, mlp_of
-from roofline.configs.recurrent import (
+from roofline.configs.readers.recurrent import (
     ATTENTION,
     RECURRENT,
     expanded,

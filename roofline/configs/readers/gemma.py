@@ -17,8 +17,8 @@ from roofline.components.linear import Linear
 from roofline.components.mixing import Elementwise, Norm, Scale, rms_norm
 from roofline.configs.config import Config
 from roofline.configs.dense import assemble, attention_of, mlp_of
-from roofline.configs.moe import Family, moe_of, one_size
 from roofline.configs.patterns import FULL, Mask, masks_of
+from roofline.configs.readers.moe import Family, moe_of, one_size
 from roofline.configs.storage import Storage
 from roofline.configs.styles import Style
 from roofline.errors import InputError, UnsupportedModel

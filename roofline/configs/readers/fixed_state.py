@@ -13,8 +13,8 @@ from roofline.components.linear_attention import GriffinBlock, LightningBlock, S
 from roofline.components.moe import MoE
 from roofline.configs.config import Config
 from roofline.configs.dense import Style, assemble, attention_of, formats_of, layer_of, mlp_of
-from roofline.configs.mamba import experts_of
-from roofline.configs.recurrent import ATTENTION, RECURRENT, layer_kinds, overrides_of, partial_rotary
+from roofline.configs.readers.mamba import experts_of
+from roofline.configs.readers.recurrent import ATTENTION, RECURRENT, layer_kinds, overrides_of, partial_rotary
 from roofline.configs.storage import Storage
 from roofline.errors import InputError, UnsupportedModel
 from roofline.model import Model

@@ -14,7 +14,7 @@ from roofline.components.delta import GatedDeltaNet
 from roofline.components.moe import MoE
 from roofline.configs.config import Config
 from roofline.configs.dense import Style, assemble, attention_of, layer_of, mlp_of
-from roofline.configs.recurrent import (
+from roofline.configs.readers.recurrent import (
     ATTENTION,
     layer_kinds,
     overrides_of,

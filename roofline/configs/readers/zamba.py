@@ -17,7 +17,7 @@ from roofline.components.mixing import Elementwise
 from roofline.components.shared import Shared
 from roofline.configs.config import Config
 from roofline.configs.dense import Style, assemble, make_norm
-from roofline.configs.recurrent import HYBRID, RECURRENT, expanded, layer_kinds, mamba2_of
+from roofline.configs.readers.recurrent import HYBRID, RECURRENT, expanded, layer_kinds, mamba2_of
 from roofline.configs.storage import Storage
 from roofline.errors import InputError
 from roofline.model import Layer, Model

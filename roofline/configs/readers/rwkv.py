@@ -13,7 +13,7 @@ from roofline.components.rwkv import ChannelMix, TimeMix
 from roofline.components.rwkv7 import ChannelMix7, Ranks, TimeMix7
 from roofline.configs.config import Config
 from roofline.configs.dense import Style, assemble, layer_of
-from roofline.configs.recurrent import overrides_of
+from roofline.configs.readers.recurrent import overrides_of
 from roofline.configs.storage import Storage
 from roofline.errors import InputError, UnsupportedModel
 from roofline.model import Layer, Model

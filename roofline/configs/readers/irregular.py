@@ -15,7 +15,7 @@ from roofline.components.linear import Embedding, Linear
 from roofline.components.mixing import Learned
 from roofline.configs.config import KV_HEADS, Config
 from roofline.configs.dense import build
-from roofline.configs.nas import read_nas
+from roofline.configs.readers.nas import read_nas
 from roofline.configs.storage import Storage
 from roofline.configs.styles import Style
 from roofline.errors import InputError, UnsupportedModel

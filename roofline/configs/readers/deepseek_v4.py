@@ -15,8 +15,8 @@ from roofline.components.compressed import INDEX_KEY, CompressedAttention
 from roofline.components.hyper_connections import HyperConnection, HyperHead, hyper_apply, hyper_spread
 from roofline.components.moe import MoE
 from roofline.configs.config import Config
-from roofline.configs.deepseek import STYLE, moe_of, without_prediction_layers
 from roofline.configs.dense import assemble, formats_of, make_norm
+from roofline.configs.readers.deepseek import STYLE, moe_of, without_prediction_layers
 from roofline.configs.storage import Storage
 from roofline.errors import InputError, UnsupportedModel
 from roofline.formats import FORMATS, FP8, Format

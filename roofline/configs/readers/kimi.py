@@ -17,9 +17,9 @@ from roofline.components.gated_latent import DepthAttention, GatedLatentAttentio
 from roofline.components.mixing import Norm
 from roofline.components.moe import MoE
 from roofline.configs.config import Config
-from roofline.configs.deepseek import mla_of
 from roofline.configs.dense import Style, assemble, make_norm, mlp_of
-from roofline.configs.recurrent import ATTENTION, RECURRENT, layer_kinds, overrides_of, without_prediction
+from roofline.configs.readers.deepseek import mla_of
+from roofline.configs.readers.recurrent import ATTENTION, RECURRENT, layer_kinds, overrides_of, without_prediction
 from roofline.configs.storage import Storage
 from roofline.errors import InputError
 from roofline.model import Layer, Model
