@@ -14,15 +14,16 @@ from typing import Any
 
 from roofline.accelerator import HARDWARE, load_accelerator
 from roofline.errors import InputError
+from roofline.expected.calibration import families, like, transferred
 from roofline.expected.model import Chip, Model
-from roofline.validate.fitting import fit, predict
+from roofline.validate.fitting import fit, predict, sample
 from roofline.validate.scores import errors
 from roofline.validate.silicon.bad import dropped
 from roofline.validate.silicon.frame import Frame
 from roofline.validate.silicon.source import PACKAGE, package_version
 from roofline.validate.silicon.suite import bound, chip_of, frames
 
-SPLIT = "held out iff sha256 of sorted key columns is even"
+SPLIT = "held out iff sha256(key) is even"
 LEAST = 8
 """Training rows without which a family is not fitted."""
 
@@ -82,6 +83,28 @@ def calibrate(gpu: str, classes: Iterable[str] | None = None) -> list[Fitted]:
     return [entry for entry in found if entry is not None]
 
 
+def fit_scale(gpu: str, base: str) -> float:
+    """The one factor of an accelerator that takes another's constants: least mean log error on bf16 GEMM training rows."""
+    import numpy
+    from scipy.optimize import minimize_scalar
+
+    known, chip, own = families(base), chip_of(gpu), chip_of(base)
+    parts = []
+    for frame in frames(gpu, ["gemm"]):
+        family = like(known, frame.family, frame.model.name) if frame.dtype == "bf16" else None
+        if family is not None:
+            parts.append((sample(frame.take(~frame.held_out)), family))
+
+    def error(scale: float) -> float:
+        logs = [
+            numpy.log(predict(part, chip, transferred(family.constants, own, chip, scale)) / part.seconds)
+            for part, family in parts
+        ]
+        return float(numpy.abs(numpy.concatenate(logs)).mean())
+
+    return float(f"{minimize_scalar(error, bounds=(0.7, 1.6), method='bounded', options={'xatol': 1e-3}).x:.3g}")
+
+
 def number(value: float) -> str:
     """A constant in the fewest characters of its three digits."""
     text = f"{value:.3g}" if value < 100 else f"{value:.0f}"
@@ -125,4 +148,5 @@ def write(gpu: str, text_for: Any, folder: Path = HARDWARE) -> bool:
             return False
     path.write_text(f"{head}\n{text_for(datetime.date.today().isoformat())}", encoding="utf-8")
     load_accelerator.cache_clear()
+    families.cache_clear()
     return True

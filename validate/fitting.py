@@ -16,8 +16,9 @@ ROWS = 6000
 """Most rows that a fit looks at, those of the smallest hashes."""
 EVALUATIONS = 80
 SCALE = 0.1
+HELD = 1e3
 """Errors well below this count squared, above it linearly."""
-PRIOR = 0.004
+PRIOR = 0.05
 """Weight of a factor e between a constant and its prior, in units of the rows' mean squared log error."""
 FAR = 2.3
 """A launch takes this many factors of e longer than the prior where the host launches kernel by kernel: start there."""
@@ -43,8 +44,8 @@ def predict(frame: Frame, chip: Chip, constants: Mapping[str, float]) -> Any:
     return frame.model.seconds(frame.columns, chip, constants)
 
 
-def fit(frames: Sequence[Frame], chip: Chip, most: int = ROWS) -> dict[str, float]:
-    """Constants fitted to the rows of the frames of one family, at most ``most`` of all of them."""
+def fit(frames: Sequence[Frame], chip: Chip, most: int = ROWS, held: Sequence[str] = ()) -> dict[str, float]:
+    """Constants fitted to the rows of the frames of one family, at most ``most`` of all of them; ``held`` stay at their prior."""
     import numpy
     from scipy.optimize import least_squares
 
@@ -60,7 +61,8 @@ def fit(frames: Sequence[Frame], chip: Chip, most: int = ROWS) -> dict[str, floa
     for number, constant in enumerate(model.constants):
         if constant.name == "host_us" or (constant.name == "launch_us" and shortest > prior[number] + FAR):
             first[number] = shortest
-    pull = (PRIOR * len(measured)) ** 0.5
+    stiff = [HELD if constant.name in held else PRIOR for constant in model.constants]
+    pull = (numpy.array(stiff) * len(measured)) ** 0.5
 
     def residuals(logs: Any) -> Any:
         constants = model.named(numpy.exp(logs))

@@ -7,7 +7,7 @@ from typing import Any
 
 from roofline.accelerator import load_accelerator
 from roofline.errors import InputError
-from roofline.expected.calibration import Family, base_of, families, scale_of
+from roofline.expected.calibration import Family, base_of, families, like, scale_of, transferred
 from roofline.expected.model import Chip
 from roofline.validate.fitting import predict
 from roofline.validate.scores import Score, by_band, errors, with_target
@@ -56,10 +56,17 @@ def scores_of(frame: Frame, chip: Chip, expected: Any, split: str, rows: Any, co
         yield with_target(score) if band is None else score
 
 
-def family_for(frame: Frame, known: Any) -> Family | None:
-    """The constants of a frame's family, if they exist."""
-    family: Family | None = known.get((frame.family, frame.model.name))
-    return family
+def expect(frame: Frame, gpu: str) -> tuple[Any, Family] | None:
+    """Expected seconds of each row by the constants that an accelerator takes, and those; None where there are none."""
+    accelerator = load_accelerator(gpu)
+    base = base_of(accelerator)
+    family = like(families(base), frame.family, frame.model.name)
+    if family is None:
+        return None
+    chip, constants = chip_of(gpu), dict(family.constants)
+    if base != accelerator.id:
+        constants = transferred(constants, chip_of(base), chip, scale_of(accelerator))
+    return predict(frame, chip, constants), family
 
 
 def score_silicon(gpu: str, classes: Iterable[str] | None = None) -> list[Score]:
@@ -67,18 +74,15 @@ def score_silicon(gpu: str, classes: Iterable[str] | None = None) -> list[Score]
     import numpy
 
     accelerator = load_accelerator(gpu)
-    base, scale, chip = base_of(accelerator), scale_of(accelerator), chip_of(accelerator.id)
-    known = families(base)
-    if not known:
-        raise InputError(f"gpu: {accelerator.id} has no fitted constants; run roofline validate calibrate --gpu {accelerator.id}")
-    own = base == accelerator.id
+    name, base = accelerator.id, base_of(accelerator)
+    if not families(base):
+        raise InputError(f"gpu: {name} has no fitted constants; run roofline validate calibrate --gpu {name}")
     found: list[Score] = []
-    for frame in frames(accelerator.id, classes):
-        family = family_for(frame, known)
-        if family is None:
-            continue
-        expected = predict(frame, chip, family.constants) * scale
-        rows = frame.held_out if own else numpy.ones(len(frame), dtype=bool)
-        split = "random" if own else "other_gpu"
-        found += scores_of(frame, chip, expected, split, rows, len(family.constants))
+    for frame in frames(name, classes):
+        answer = expect(frame, name)
+        if answer is not None:
+            expected, family = answer
+            rows = frame.held_out if base == name else numpy.ones(len(frame), dtype=bool)
+            split = "random" if base == name else "other_gpu"
+            found += scores_of(frame, chip_of(name), expected, split, rows, len(family.constants))
     return found

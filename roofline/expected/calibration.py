@@ -1,7 +1,7 @@
 """Fitted constants of an accelerator, as its hardware file carries them, and what they predict.
 
 ``[calibration]`` names package, date and split, and for a device without constants of its own whose it takes (``base``)
-and one factor on what they predict (``scale``); ``[calibration.<class>.<model>]`` one line per family of kernels:
+and one factor on achieved rates (``scale``); ``[calibration.<class>.<model>]`` one line per family of kernels:
 rows fitted, error on held-out rows, and the constants in the order of that model in ``roofline.expected.registry``.
 """
 
@@ -14,8 +14,10 @@ from typing import Any
 
 from roofline.accelerator import Accelerator, load_accelerator
 from roofline.errors import InputError, suggest
+from roofline.expected.model import Chip
 from roofline.expected.registry import MODELS
 
+RATES = ("memory", "matrix", "feed", "projection")
 HEADER = ("package", "date", "split", "base", "scale")
 
 
@@ -64,8 +66,34 @@ def base_of(accelerator: Accelerator) -> str:
 
 
 def scale_of(accelerator: Accelerator) -> float:
-    """The one factor on times that another accelerator's constants predict; 1 where there is none."""
+    """How much less of its datasheet rates a device attains than the one whose constants it takes; 1 where not fitted."""
     return float(accelerator.calibration.get("scale", 1.0))
+
+
+def transferred(constants: Mapping[str, float], base: Chip, chip: Chip, scale: float = 1.0) -> dict[str, float]:
+    """Constants of one device on another: datasheet rates swap by themselves, fixed times are cycles, so the clock swaps.
+
+    ``scale`` is the one number that is fitted: achieved fractions of memory, matrix units and cache are divided by it.
+    """
+    clocks = base.clock / chip.clock
+    return {
+        name: value * clocks if name.endswith("_us") and name != "host_us" else value / scale if name in RATES else value
+        for name, value in constants.items()
+    }
+
+
+def like(known: Mapping[tuple[str, str], Family], name: str, model: str) -> Family | None:
+    """The family of a name, or the only one of the same class, framework and format (kernels are renamed between GPUs)."""
+    if (name, model) in known:
+        return known[name, model]
+
+    def words(family: str) -> tuple[str, str, str]:
+        cls, _, rest = family.partition(" ")
+        framework, _, kernel = rest.partition("/")
+        return cls, framework, kernel.rpartition(" ")[2]
+
+    alike = [family for (other, of), family in known.items() if of == model and words(other) == words(name)]
+    return alike[0] if len(alike) == 1 else None
 
 
 def family_of(gpu: str, name: str) -> Family:

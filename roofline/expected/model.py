@@ -63,12 +63,17 @@ class Chip:
     @cached_property
     def exponentials(self) -> float:
         """Exponentials per second of the whole chip."""
-        return self.sms * EXPONENTIALS_PER_CLOCK * float(self.accelerator.chip["boost_clock"].value)
+        return self.sms * EXPONENTIALS_PER_CLOCK * self.clock
 
     @cached_property
     def link(self) -> float:
         """One direction of the link between the accelerators of a server [B/s]."""
         return float(self.accelerator.links["nvlink"].bandwidth.value)
+
+    @cached_property
+    def clock(self) -> float:
+        """Boost clock [Hz]."""
+        return float(self.accelerator.chip["boost_clock"].value)
 
     def peak(self, unit: str) -> float:
         """Dense rate of the unit that executes work meant for ``unit`` [FLOP/s]."""

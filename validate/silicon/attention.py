@@ -45,7 +45,8 @@ def on_unit(cost: Cost, unit: str) -> Cost:
     return Cost(flops, dict(cost.read), dict(cost.write), cost.launches)
 
 
-def _family(table: Table, rows: Any, cls: str, kernel: str, attn: str, kv: str) -> Frame:
+def family(table: Table, rows: Any, cls: str, kernel: str, attn: str, kv: str) -> Frame:
+    """The frame of one kernel and its formats."""
     scatter, numbers = Scatter(len(rows)), Numbers(rows)
     for (heads, groups, head_dim, window), index in structures(rows, STRUCTURE):
         part = numbers.at(index)
@@ -74,9 +75,14 @@ def frames(gpu: str) -> Iterator[Frame]:
     for cls, file in (("attention_decode", "generation_attention_perf"), ("attention_prefill", "context_attention_perf")):
         for table in tables(gpu, "attention", file):
             by = ["kernel_source", "attn_dtype", "kv_cache_dtype"]
-            for (kernel, attn, kv), rows in table.rows.groupby(by, sort=True):
-                yield _family(table, rows.reset_index(drop=True), cls, kernel, attn, kv)
+            for (kernel, attn, kv), rows in _with_window(table.rows).groupby(by, sort=True):
+                yield family(table, rows.reset_index(drop=True), cls, kernel, attn, kv)
     yield from _encoders(gpu)
+
+
+def _with_window(rows: Any) -> Any:
+    """Rows with a window: older tables measured without and have no such column."""
+    return rows if "window_size" in rows else rows.assign(window_size=0)
 
 
 def _encoders(gpu: str) -> Iterator[Frame]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from roofline.components.base import Component
 from roofline.cost import MATRIX_UNITS, Cost
+from roofline.validate.silicon.attention import on_unit
 from roofline.validate.silicon.frame import Scatter
 from roofline.work import Work
 
@@ -18,6 +19,7 @@ def scatter_block(
 ) -> tuple[Cost, dict[str, str]]:
     """Writes Cost and columns of a block at the rows of ``index``; returns the Cost and the units of its linear parts."""
     costs = [(part, part.cost(work)) for part in parts]
+    costs = [(part, on_unit(cost, core_unit) if part.kind == CORE else cost) for part, cost in costs]
     total = Cost.total((1, cost) for _, cost in costs)
     units: dict[str, str] = {}
     sums: dict[str, Any] = {"core.flops": 0.0, "core.bytes": 0.0, "index.flops": 0.0, "index.bytes": 0.0, "other.bytes": 0.0}

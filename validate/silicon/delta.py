@@ -23,6 +23,8 @@ from roofline.work import Work
 STRUCTURE = ["num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim", "d_conv"]
 SOURCES = {"gated_delta": ("linear_attention", "gdn_perf"), "kda": ("kda", "kda_perf")}
 CHUNK = 64
+KEYS_ONLY = ("0.5.10",)
+"""Versions of SGLang whose convolution rows cover the key channels only, as TensorRT-LLM's do."""
 
 
 def frames(gpu: str) -> Iterator[Frame]:
@@ -34,11 +36,19 @@ def frames(gpu: str) -> Iterator[Frame]:
 
 
 def component(
-    cls: str, framework: str, kernel: str, phase: str, k_heads: int, k_dim: int, v_heads: int, v_dim: int, taps: int
-) -> tuple[Component, Model]:
+    cls: str,
+    framework: str,
+    keys_only: bool,
+    kernel: str,
+    phase: str,
+    k_heads: int,
+    k_dim: int,
+    v_heads: int,
+    v_dim: int,
+    taps: int,
+) -> tuple[Component, Model]:  # fmt: skip
     """The component of one kernel, and its time model."""
     if "conv1d" in kernel:
-        keys_only = framework == "trtllm"
         channels = k_heads * k_dim if keys_only else 2 * k_heads * k_dim + v_heads * v_dim
         return CausalConv(channels, taps, False, activation=BF16, state_format=BF16), STREAM_PASS
     shape = Heads(v_heads, k_dim, v_dim, k_heads)
@@ -52,11 +62,12 @@ def component(
 
 def _family(table: Table, rows: Any, cls: str, kernel: str, phase: str) -> Frame:
     scatter, numbers, model = Scatter(len(rows)), Numbers(rows), STREAM_PASS
+    keys_only = table.framework == "trtllm" or table.version in KEYS_ONLY
     for values, index in structures(rows, STRUCTURE):
         part = numbers.at(index)
         new = part["seq_len"] if phase != "generation" else 1.0 + 0.0 * part["seq_len"]
         work = Work(part["batch_size"], new)
-        built, model = component(cls, table.framework, kernel, phase, *values)
+        built, model = component(cls, table.framework, keys_only, kernel, phase, *values)
         cost = built.cost(work)
         if phase == "verify":
             cost = cost + _kept_states(built, work)

@@ -6,13 +6,14 @@ The 8-bit rows quantise their activations inside the timed region. Weights rotat
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from roofline.components.latent import BatchedLinear
 from roofline.components.linear import Linear
 from roofline.expected.gemm import GEMM, HEADS_GEMM, QUANTISED_GEMM
 from roofline.formats import format_named
 from roofline.validate.silicon.frame import Frame, evaluate, floats, make
-from roofline.validate.silicon.source import tables
+from roofline.validate.silicon.source import Table, tables
 from roofline.work import Work
 
 WEIGHTS = {
@@ -30,22 +31,22 @@ def frames(gpu: str) -> Iterator[Frame]:
     """One frame per framework, kernel and weight format."""
     for table in tables(gpu, "gemm", "gemm_perf"):
         for (dtype, kernel), rows in table.rows.groupby(["gemm_dtype", "kernel_source"], sort=True):
-            weight = format_named(WEIGHTS[dtype])
-            cost = evaluate(
-                rows, ["n", "k"], lambda n, k, weight=weight: Linear(k, n, weight=weight), lambda part: Work(1, part["m"])
-            )
-            quantised = weight.unit != "bf16"
-            columns = {
-                "m": floats(rows["m"]), "n": floats(rows["n"]), "k": floats(rows["k"]), "unit": weight.unit,
-                "weight_bytes": float(weight.bits) / 8 if weight.unit != "bf16" else 2.0,
-                "input_bytes": INPUT_BYTES[weight.unit], "menu": "by_rows" if kernel in BY_ROWS else "library",
-            }  # fmt: skip
-            yield make(
-                table, rows.reset_index(drop=True), "gemm", DTYPES.get(dtype, dtype), kernel, cost,
-                QUANTISED_GEMM if quantised else GEMM, columns, ["n", "k"],
-            )  # fmt: skip
-
+            yield family(table, rows.reset_index(drop=True), dtype, kernel)
     yield from _absorbed(gpu)
+
+
+def family(table: Table, rows: Any, dtype: str, kernel: str) -> Frame:
+    """The frame of one kernel and weight format."""
+    weight = format_named(WEIGHTS[dtype])
+    cost = evaluate(rows, ["n", "k"], lambda n, k: Linear(k, n, weight=weight), lambda part: Work(1, part["m"]))
+    narrow = weight.unit != "bf16"
+    columns = {
+        "m": floats(rows["m"]), "n": floats(rows["n"]), "k": floats(rows["k"]), "unit": weight.unit,
+        "weight_bytes": float(weight.bits) / 8 if narrow else 2.0, "input_bytes": INPUT_BYTES[weight.unit],
+        "menu": "by_rows" if kernel in BY_ROWS else "library",
+    }  # fmt: skip
+    model = QUANTISED_GEMM if narrow else GEMM
+    return make(table, rows, "gemm", DTYPES.get(dtype, dtype), kernel, cost, model, columns, ["n", "k"])
 
 
 def _absorbed(gpu: str) -> Iterator[Frame]:

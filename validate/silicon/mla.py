@@ -17,7 +17,7 @@ from roofline.expected.attention import PREFILL
 from roofline.expected.latent import LATENT_DECODE
 from roofline.expected.module import MODULE_DECODE, MODULE_PREFILL, quantised
 from roofline.formats import BF16, FORMATS
-from roofline.validate.silicon.attention import KV, SHORT
+from roofline.validate.silicon.attention import KV, SHORT, on_unit
 from roofline.validate.silicon.blocks import scatter_block
 from roofline.validate.silicon.frame import Frame, Numbers, Scatter, make, structures
 from roofline.validate.silicon.source import Table, tables
@@ -28,7 +28,10 @@ RANK, ROTARY, HEAD, VALUE = 512, 64, 128, 128
 DEEPSEEK_V3: dict[str, Any] = {"D": 7168, "Q": 1536, "R": RANK, "P": ROTARY, "H": HEAD, "value_dim": VALUE}
 NARROW = 64
 """Rows and keys of a tile where values are 512 wide: 128 would not fit the registers."""
-ABSORBED_PREFILL = ("sglang",)
+ABSORBED_PREFILL = ("flash_attention",)
+"""Kernels (SGLang's on Hopper) that run a prefill absorbed."""
+BLACKWELL = ("b200-sxm", "gb200", "b300-sxm", "gb300")
+"""Devices whose kernels multiply 8-bit entries as they are, without widening them to 16 bits first."""
 
 
 def frames(gpu: str) -> Iterator[Frame]:
@@ -42,6 +45,11 @@ def frames(gpu: str) -> Iterator[Frame]:
             by = ["kernel_source", "gemm_type", "kv_cache_dtype"]
             for (kernel, gemm, kv), rows in table.rows.groupby(by, sort=True):
                 yield _module(table, rows.reset_index(drop=True), kernel, gemm, kv, decode)
+
+
+def core_unit(gpu: str, kv: str) -> str:
+    """The unit that runs the attention core."""
+    return "fp8" if KV[kv].element_bits == 8 and gpu in BLACKWELL else "bf16"
 
 
 def _works(part: Any, module_decode: bool = False) -> Work:
@@ -59,7 +67,8 @@ def core_columns(work: Work, heads: int, absorbed: bool, entries: Any) -> dict[s
 
 
 def _bare(table: Table, rows: Any, kernel: str, kv: str, decode: bool) -> Frame:
-    absorbed = decode or table.framework in ABSORBED_PREFILL
+    absorbed = decode or kernel in ABSORBED_PREFILL
+    unit = core_unit(table.gpu, kv)
     scatter, numbers = Scatter(len(rows)), Numbers(rows)
     for (heads,), index in structures(rows, ["num_heads"]):
         work = _works(numbers.at(index))
@@ -71,7 +80,7 @@ def _bare(table: Table, rows: Any, kernel: str, kv: str, decode: bool) -> Frame:
             else ExpandedAttention(heads, heads, HEAD + ROTARY, VALUE, cached=False)
         )
         writing = write.cost(work)
-        cost = Cost.total(((1, core.cost(work)), (1, writing)))
+        cost = Cost.total(((1, on_unit(core.cost(work), unit)), (1, writing)))
         scatter.add(index, cost)
         geometry = core_columns(work, heads, absorbed, work.S + work.T)
         for name, value in {
@@ -79,7 +88,7 @@ def _bare(table: Table, rows: Any, kernel: str, kv: str, decode: bool) -> Frame:
             "core.flops": cost.matrix_flops, "core.bytes": cost.bytes, "write_bytes": writing.bytes, "window": 1e9,
         }.items():  # fmt: skip
             scatter.put("columns", name, index, value)
-    columns = {**scatter.columns, "core.unit": "bf16", "unit": "bf16", "block": NARROW if absorbed else 128}
+    columns = {**scatter.columns, "core.unit": unit, "unit": unit, "block": NARROW if absorbed else 128}
     cls, model = ("mla_decode", LATENT_DECODE) if decode else ("mla_prefill", PREFILL)
     return make(table, rows, cls, f"bf16-kv-{SHORT[kv]}", kernel, scatter.cost, model, columns, ["num_heads"])
 
@@ -99,7 +108,7 @@ def _module(table: Table, rows: Any, kernel: str, gemm: str, kv: str, decode: bo
     units: dict[str, str] = {}
     for (heads,), index in structures(rows, ["num_heads"]):
         work = _works(numbers.at(index), decode)
-        _, units = scatter_block(scatter, index, block(heads, gemm, kv, absorbed).parts, work)
+        _, units = scatter_block(scatter, index, block(heads, gemm, kv, absorbed).parts, work, core_unit(table.gpu, kv))
         for name, value in core_columns(work, heads, absorbed, work.S + work.T).items():
             scatter.put("columns", name, index, value)
     model = quantised(MODULE_DECODE if decode else MODULE_PREFILL)

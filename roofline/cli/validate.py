@@ -1,0 +1,247 @@
+"""``roofline validate``: predictions against measurements, calibration, and the gate for CI."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roofline.cli.bundles import bundled
+from roofline.cli.options import complete_gpus
+from roofline.cli.output import OUTPUT, Output
+from roofline.errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+WHAT = {
+    "silicon": "measured operators of a GPU against bound and expected time",
+    "published": "published kernel rates and throughputs against the datasheet",
+    "kernels": "own GPU records against their bands",
+    "all": "silicon and published",
+    "calibrate": "fit the constants of a GPU and write them into its hardware file",
+    "gate": "predictions against the committed digest, errors against the committed record",
+    "host": "two measured roofs of this machine and a few torch operations between them",
+    "own": "your own measurements: --file with a CSV or JSON of operators",
+}
+OK, FINDING, MISSING = 0, 1, 3
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def _show_scores(scores: Sequence[Any], out: Output) -> None:
+    shown = scores if out.format != "table" else [score for score in scores if score.band is None]
+
+    def cells() -> tuple[list[str], list[list[Any]]]:
+        headers = [
+            "class", "kernel", "dtype", "split", "band", "n", "ratio", "error\n%", "p90\n%", "bound\n%", "noise\n%", "target\n%",
+            "", "beats\nbound", "dropped", "constants",
+        ]  # fmt: skip
+        rows = [
+            [
+                s.cls, s.kernel, s.dtype, s.split, s.band or "all", s.n, f"{s.median_ratio:.2f}", _percent(s.mape),
+                _percent(s.p90), _percent(s.plain), _percent(s.noise_floor), _percent(s.target),
+                {None: "", True: "met", False: "missed"}[s.met],
+                s.bound_violations, s.dropped, s.constants,
+            ]
+            for s in shown
+        ]  # fmt: skip
+        return headers, rows
+
+    out.records((score.record() for score in shown), cells)
+
+
+def _silicon(gpu: str, classes: list[str] | None, out: Output, plots: str | None) -> int:
+    from roofline.validate.report import score_silicon
+
+    scores = score_silicon(gpu, classes)
+    _show_scores(scores, out)
+    whole = [score for score in scores if score.band is None]
+    judged = [score for score in whole if score.met is not None]
+    unexplained = sum(score.bound_violations for score in whole if not score.explained)
+    out.note(
+        "",
+        f"{sum(s.n for s in whole):,} rows; targets met {sum(bool(s.met) for s in judged)} of {len(judged)}; "
+        f"{unexplained} rows beat the bound without a reason",
+        "error: mean |expected - measured| / measured on rows that no constant has seen; bound: the same of the datasheet bound",
+    )
+    if plots is not None:
+        from roofline.validate.plots import draw
+
+        out.note(f"wrote {', '.join(draw(gpu, classes, plots))}")
+    return OK
+
+
+def _published(out: Output) -> int:
+    from roofline.validate.anchors import kernels, throughput
+
+    records = [*kernels(), *throughput()]
+    out.records(records, lambda: (
+        ["published", "gpu", "roof", "ratio", "source", "comment"],
+        [[r["what"], r["gpu"], r["roof"], f"{r['ratio']:.2f}", r["source"], r["comment"]] for r in records],
+    ))  # fmt: skip
+    out.note("", "ratio: published over what the datasheet allows; nothing may exceed 1")
+    return FINDING if any(record["ratio"] > 1 for record in records) else OK
+
+
+def _kernels(out: Output) -> int:
+    import sys
+    from pathlib import Path
+
+    import roofline.validate.record
+
+    folder = Path(roofline.validate.record.__file__).with_name("measurements")
+    records = sorted(folder.glob("*.json"))
+    if not records:
+        sys.stderr.write("error: validate kernels: there are no GPU records yet (validate/measurements/ is empty)\n")
+        return MISSING
+    out.records([{"record": path.stem} for path in records], lambda: (["record"], [[path.stem] for path in records]))
+    return OK
+
+
+def _calibrate(gpu: str, base: str | None, scale: bool, splits: bool, folder: Path | None, out: Output) -> int:
+    from roofline.accelerator import HARDWARE, load_accelerator
+    from roofline.validate.calibrate import borrowed, calibrate, fit_scale, section, write
+
+    name, target = load_accelerator(gpu).id, HARDWARE if folder is None else folder
+    if base is not None:
+        factor = fit_scale(name, load_accelerator(base).id) if scale else None
+        changed = write(name, lambda date: borrowed(name, load_accelerator(base).id, factor, date), target)
+        out.note(f"{name}: constants of {base}" + (f", rates divided by {factor}" if factor else ""))
+    else:
+        found = calibrate(name)
+        changed = write(name, lambda date: section(found, date), target)
+        out.records(
+            ({"family": f.family, "model": f.model.name, "rows": f.fitted, "held_out": f.held_out, "mape": f.mape, **f.constants}
+             for f in found),
+            lambda: (["family", "model", "rows", "held out", "error\n%"],
+                     [[f.family, f.model.name, f.fitted, f.held_out, _percent(f.mape)] for f in found]),
+        )  # fmt: skip
+    out.note("", f"{target.name}/{name}.toml {'written' if changed else 'is as it was'}")
+    if splits or base is not None or folder is None:
+        _record(name, splits)
+    return OK
+
+
+def _record(gpu: str, splits: bool) -> None:
+    """Writes the committed record of an accelerator; the harder splits are refitted, or kept as they were."""
+    from roofline.validate.record import RECORDS, merge
+    from roofline.validate.report import score_silicon
+
+    fresh = list(score_silicon(gpu))
+    if splits:
+        from roofline.validate.splits import refits
+
+        fresh += refits(gpu)
+    merge(RECORDS / f"{gpu}.csv", fresh)
+
+
+def _gate(update: bool, out: Output) -> int:
+    from roofline.validate.gate import compare_errors, compare_predictions, predictions, read_digest, write_digest
+    from roofline.validate.record import read, recorded_gpus
+
+    head = list(predictions())
+    if update:
+        write_digest(head)
+        out.note(f"digest of {len(head)} predictions written")
+        return OK
+    findings = list(compare_predictions(head, read_digest()))
+    try:
+        from roofline.validate.report import score_silicon
+        from roofline.validate.silicon.source import root
+
+        root()
+        for gpu in recorded_gpus():
+            findings += compare_errors(score_silicon(gpu), read(gpu))
+    except ModuleNotFoundError as error:
+        out.note(f"silicon errors are not compared: {error.name} is not installed (pip install 'roofline-llm[silicon]')")
+    out.records(
+        ({"kind": f.kind, "subject": f.subject, "detail": f.detail, "blocks": f.blocks} for f in findings),
+        lambda: (["finding", "subject", "detail", ""],
+                 [[f.kind, f.subject, f.detail, "blocks" if f.blocks else ""] for f in findings]),
+    )  # fmt: skip
+    blocking = sum(finding.blocks for finding in findings)
+    out.note("", f"{len(head)} predictions compared; {len(findings)} findings, {blocking} block (--update accepts predictions)")
+    return FINDING if blocking else OK
+
+
+def _host(out: Output) -> int:
+    from roofline.units import bandwidth, flop_rate, latency
+    from roofline.validate.host import measure
+
+    roofs, placed = measure()
+    out.records(
+        ({"operation": p.name, "flop": p.flops, "bytes": p.bytes, "bound_s": p.bound_s, "measured_s": p.measured_s,
+          "ratio": p.ratio} for p in placed),
+        lambda: (["operation", "bound", "measured", "ratio"],
+                 [[p.name, latency(p.bound_s), latency(p.measured_s), f"{p.ratio:.2f}"] for p in placed]),
+    )  # fmt: skip
+    out.note("", f"roofs of one thread, measured: {bandwidth(roofs['bandwidth'])}, {flop_rate(roofs['rate'])}")
+    return OK
+
+
+def _own(file: str | None, gpu: str, out: Output) -> int:
+    from pathlib import Path
+
+    from roofline.accelerator import load_accelerator
+    from roofline.validate.own_report import report_own
+
+    if file is None:
+        raise InputError("file: validate own needs --file with your measurements (CSV or JSON)")
+    scores = report_own(Path(file), load_accelerator(gpu).id)
+    _show_scores(scores, out)
+    out.note(*(score.note for score in scores if score.note and score.band is None))
+    return FINDING if any(score.bound_violations for score in scores) else OK
+
+
+def _classes(names: Iterable[str]) -> list[str] | None:
+    from roofline.validate.silicon.suite import check_class
+
+    chosen = [part.strip() for name in names for part in name.split(",")]
+    for name in chosen:
+        check_class(name)
+    return chosen or None
+
+
+@bundled(out=OUTPUT)
+def validate(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="; ".join(f"{name}: {text}" for name, text in WHAT.items()))],
+    gpu: Annotated[
+        str, typer.Option(help="The accelerator whose measurements are meant.", autocompletion=complete_gpus)
+    ] = "h100-sxm",
+    cls: Annotated[str, typer.Option("--class", metavar="CLASS", help="Operator classes, comma separated; all without it.")] = "",
+    file: Annotated[
+        str | None,
+        typer.Option(help="own: CSV or JSON with class, latency_us, dtype; gemm m,n,k; attention_decode and attention_prefill "
+                          "batch,new,history,heads,kv_heads,head_dim,window."),
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="calibrate: take the constants of this accelerator instead.")] = None,
+    scale: Annotated[bool, typer.Option("--scale", help="calibrate: with --base, fit one factor on achieved rates.")] = False,
+    splits: Annotated[bool, typer.Option("--splits", help="calibrate: refit and score the harder splits, too.")] = False,
+    folder: Annotated[str | None, typer.Option(help="calibrate: write to hardware files in this folder instead.")] = None,
+    plots: Annotated[str | None, typer.Option(help="silicon: draw expected against measured into this folder.")] = None,
+    update: Annotated[bool, typer.Option("--update", help="gate: accept the predictions of this state.")] = False,
+    *,
+    out: Output,
+) -> int:  # fmt: skip
+    """Predictions against measurements: operator by operator, on rows that no constant has seen."""
+    from pathlib import Path
+
+    if what not in WHAT:
+        raise InputError(f"validate: {what!r} is not one of {', '.join(WHAT)}.{suggest(what, WHAT)}")
+    if what == "silicon":
+        return _silicon(gpu, _classes([cls] if cls else []), out, plots)
+    if what == "all":
+        return _silicon(gpu, _classes([cls] if cls else []), out, plots) or _published(out)
+    if what == "published":
+        return _published(out)
+    if what == "kernels":
+        return _kernels(out)
+    if what == "calibrate":
+        return _calibrate(gpu, base, scale, splits, None if folder is None else Path(folder), out)
+    if what == "gate":
+        return _gate(update, out)
+    return _host(out) if what == "host" else _own(file, gpu, out)

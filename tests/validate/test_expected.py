@@ -1,0 +1,117 @@
+"""Time models: constants with physical bounds, never below what they are built from, in their own units."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from roofline.accelerator import HARDWARE, load_accelerator
+from roofline.errors import InputError
+from roofline.expected.attention import DECODE
+from roofline.expected.calibration import _family, base_of, families, family_of, like, scale_of, transferred
+from roofline.expected.gemm import GEMM
+from roofline.expected.model import MORE_FOR_QUANTISE, MOST_CONSTANTS, Chip, overlap
+from roofline.expected.registry import MODELS
+
+H100 = Chip(load_accelerator("h100-sxm"))
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_models_have_few_constants_inside_physical_bounds(model) -> None:
+    more = MORE_FOR_QUANTISE if any(c.name.startswith("quantise") for c in model.constants) else 0
+    assert len(model.constants) <= MOST_CONSTANTS + more
+    assert len({c.name for c in model.constants}) == len(model.constants)
+    for constant in model.constants:
+        assert constant.low <= constant.start <= constant.high
+        assert constant.meaning
+        if constant.name in ("memory", "matrix", "projection", "exponent", "quantise", "link", "direct", "activation"):
+            assert constant.high < 1
+
+
+def test_overlap_lies_between_the_longest_and_the_sum() -> None:
+    a, b = np.array([1.0, 3.0]), np.array([2.0, 3.0])
+    assert overlap(1.0, a, b) == pytest.approx(a + b)
+    assert overlap(64.0, a, b) == pytest.approx(np.maximum(a, b), rel=0.02)
+    assert (overlap(2.0, a, b) < a + b).all()
+    assert (overlap(2.0, a, b) > np.maximum(a, b)).all()
+
+
+def gemm_columns(m: float, n: float, k: float) -> dict:
+    ones = np.ones(1)
+    return {
+        "m": m * ones, "n": n * ones, "k": k * ones, "bytes": 2 * (m * k + n * k + m * n) * ones, "unit": "bf16",
+        "weight_bytes": 2.0, "input_bytes": 2.0,
+    }  # fmt: skip
+
+
+def test_a_matmul_takes_at_least_its_roofs() -> None:
+    seconds = GEMM.seconds(gemm_columns(8192, 8192, 8192), H100, GEMM.start)[0]
+    assert seconds > 2 * 8192**3 / H100.peak("bf16")
+    assert seconds < 2 * 2 * 8192**3 / H100.peak("bf16")
+
+
+def test_a_short_matmul_takes_its_launch() -> None:
+    assert GEMM.seconds(gemm_columns(1, 128, 128), H100, GEMM.start)[0] == pytest.approx(3e-6, rel=0.5)
+
+
+def test_one_tile_more_than_a_wave_takes_another_wave() -> None:
+    constants = {**GEMM.start, "launch_us": 0.3, "split_us": 60.0}
+
+    def seconds(tiles: int) -> float:
+        return float(GEMM.seconds(gemm_columns(128 * tiles, 256, 65536), H100, constants)[0])
+
+    assert seconds(133) > 1.05 * seconds(132)
+
+
+def test_decode_reads_more_keys_in_more_time() -> None:
+    ones = np.ones(1)
+
+    def seconds(keys: float) -> float:
+        columns = {
+            "sequences": 64 * ones, "groups": 8 * ones, "heads_per_group": 4 * ones, "keys": keys * ones, "windowed": 0.0,
+            "width": 128.0, "key_bytes": 2.0, "bytes": 64 * 8 * 2 * 128 * 2 * keys * ones,
+        }  # fmt: skip
+        return float(DECODE.seconds(columns, H100, DECODE.start)[0])
+
+    assert seconds(1024) < seconds(8192) < 8 * seconds(1024)
+
+
+def test_committed_constants_stay_inside_their_bounds() -> None:
+    known = families("h100-sxm")
+    assert len(known) > 100
+    for family in known.values():
+        for constant in MODELS[family.model].constants:
+            value = family.constants[constant.name]
+            assert constant.low * 0.99 <= value <= constant.high * 1.01, (family.name, constant.name)
+
+
+def test_constants_of_one_gpu_are_under_12_kilobytes() -> None:
+    text = (HARDWARE / "h100-sxm.toml").read_text(encoding="utf-8")
+    assert len(text.partition("\n[calibration]\n")[2]) < 12_000
+
+
+def test_h200_takes_the_constants_of_the_h100_and_a100_one_factor_more() -> None:
+    assert base_of(load_accelerator("h200-sxm")) == "h100-sxm"
+    assert scale_of(load_accelerator("h200-sxm")) == 1.0
+    assert 1.0 < scale_of(load_accelerator("a100-sxm-80gb")) < 1.5
+    assert base_of(load_accelerator("l4")) == "l4"
+    assert families("l4") == {}
+
+
+def test_transfer_swaps_clocks_and_divides_rates_by_the_factor() -> None:
+    a100 = Chip(load_accelerator("a100-sxm-80gb"))
+    found = transferred({"launch_us": 3.0, "memory": 0.8, "overlap": 2.0, "host_us": 50.0}, H100, a100, 1.25)
+    assert found == {"launch_us": pytest.approx(3.0 * 1980 / 1410), "memory": 0.64, "overlap": 2.0, "host_us": 50.0}
+
+
+def test_a_renamed_kernel_finds_its_family() -> None:
+    known = families("h100-sxm")
+    assert like(known, "gemm vllm/vllm_default bf16", "gemm") is known["gemm vllm/linear bf16", "gemm"]
+    assert like(known, "gemm vllm/other fp8_block", "gemm_q") is None
+
+
+def test_bad_calibration_lines_and_unknown_families_are_named() -> None:
+    with pytest.raises(InputError, match=r"x\.toml \[calibration\.gemm\.gemm\] 'a bf16'"):
+        _family("gemm", "gemm", "a bf16", "10 0.1 1 2", "x.toml")
+    with pytest.raises(InputError, match="no constants for 'gemm vllm/liner bf16'"):
+        family_of("h100-sxm", "gemm vllm/liner bf16")

@@ -1,0 +1,140 @@
+"""Gate, own measurements, published figures, the host, and the command around them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from roofline.cli import run
+from roofline.errors import InputError
+from roofline.validate.anchors import kernels, throughput
+from roofline.validate.document import markdown
+from roofline.validate.gate import Finding, compare_errors, compare_predictions, predictions
+from roofline.validate.own import read_rows
+from roofline.validate.record import read, recorded_gpus
+from roofline.validate.scores import Score, with_target
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "validation.md"
+
+
+def score(mape: float, **changes) -> Score:
+    fields = {
+        "gpu": "h100-sxm", "cls": "gemm", "dtype": "bf16", "kernel": "vllm/linear", "split": "random", "band": None, "n": 1000,
+        "median_ratio": 1.0, "mape": mape, "p90": 0.2, "symmetric": 0.1, "plain": 0.5,
+    }  # fmt: skip
+    return Score(**{**fields, **changes})
+
+
+def test_targets_follow_class_kernel_and_split() -> None:
+    assert with_target(score(0.08)).met
+    assert with_target(score(0.09)).met is False
+    assert with_target(score(0.09, gpu="h200-sxm", split="other_gpu")).target == 0.10
+    assert with_target(score(0.09, cls="quantize")).met is None
+
+
+def test_an_answer_that_became_an_error_blocks() -> None:
+    base = {"a": {"case": "a", "params": "1", "flops": "2", "bytes": "3", "bound_s": "4"}}
+    broken = {"case": "a", "params": "error", "flops": "InputError", "bytes": "", "bound_s": ""}
+    assert list(compare_predictions([broken], base)) == [Finding("broken", "a", "had an answer, now InputError", True)]
+    assert [f.kind for f in compare_predictions([], base)] == ["gone"]
+
+
+def test_worse_errors_and_unexplained_rows_block() -> None:
+    record = [{"class": "gemm", "kernel": "vllm/linear", "dtype": "bf16", "split": "random", "band": "", "mape": "0.08"}]
+    assert list(compare_errors([score(0.081)], record)) == []
+    assert [f.kind for f in compare_errors([score(0.09)], record)] == ["worse"]
+    assert [f.kind for f in compare_errors([score(0.08, bound_violations=5)], record)] == ["beats the bound"]
+    assert list(compare_errors([score(0.08, bound_violations=5, explained="why")], record)) == []
+
+
+def test_predictions_of_one_model_are_those_of_its_components() -> None:
+    rows = list(predictions(["llama-2-7b"]))
+    assert len(rows) == 6
+    assert {row["params"] for row in rows} == {"6738415616"}
+
+
+def test_published_figures_are_below_their_roofs() -> None:
+    found = [*kernels(), *throughput()]
+    assert len(found) >= 12
+    assert all(0.3 < record["ratio"] < 1 and record["source"] for record in found)
+    flash_mla = next(record for record in found if "memory-bound" in record["what"])
+    assert flash_mla["ratio"] == pytest.approx(3000 / 3350)
+
+
+def test_records_cover_the_gpus_and_the_document_is_made_of_them() -> None:
+    assert {"h100-sxm", "h200-sxm", "a100-sxm-80gb", "b200-sxm"} <= set(recorded_gpus())
+    splits = {row["split"] for row in read("h100-sxm")}
+    assert splits == {"random", "unseen_shape", "unseen_model", "larger", "other_framework"}
+    assert DOCUMENT.read_text(encoding="utf-8") == markdown()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class,latency_us\nconv,3\n", "row 2: class must be one of gemm"),
+        ("class,latency_us,m,n,k\ngemm,3,1,x,4\n", "row 2: n must be a number"),
+        ("class,latency_us,m,n,k\ngemm,0,1,2,4\n", "row 2: latency_us = 0.0 is out of range"),
+        ("class,latency_us,m,n,k\n", "no measurements"),
+    ],
+)
+def test_own_measurements_name_row_and_column(tmp_path: Path, text: str, message: str, capsys) -> None:
+    pytest.importorskip("pandas")
+    path = tmp_path / "own.csv"
+    path.write_text(text)
+    assert run(["validate", "own", "--file", str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_own_json_must_be_a_list_of_objects(tmp_path: Path) -> None:
+    (tmp_path / "own.json").write_text('{"class": "gemm"}')
+    with pytest.raises(InputError, match="write a list of objects"):
+        read_rows(tmp_path / "own.json")
+
+
+def test_own_measurements_are_checked_fitted_and_reported(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("scipy", reason="fits need scipy")
+    rows = [
+        {"class": "gemm", "dtype": "bf16", "m": m, "n": n, "k": 4096,
+         "latency_us": 4 + max(2 * m * n * 4096 / 700e6, 2 * (n * 4096 + m * (n + 4096)) / 2.8e6)}
+        for m in (1, 8, 64, 512, 2048, 4096) for n in (1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+    ]  # fmt: skip
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(rows))
+    assert run(["validate", "own", "--file", str(path), "-o", "json"]) == 0
+    found = [record for record in json.loads(capsys.readouterr().out) if record["band"] is None]
+    fitted = next(record for record in found if record["split"] == "random")
+    assert fitted["mape"] < 0.2
+    assert fitted["bound_violations"] == 0
+    rows[-1]["latency_us"] = 1
+    path.write_text(json.dumps(rows))
+    assert run(["validate", "own", "--file", str(path), "-q"]) == 1
+
+
+def test_kernels_without_records_exit_with_3(capsys) -> None:
+    from roofline.validate import record
+
+    if any((Path(record.__file__).parent / "measurements").glob("*.json")):
+        pytest.skip("there are GPU records")
+    assert run(["validate", "kernels"]) == 3
+    assert "no GPU records" in capsys.readouterr().err
+
+
+def test_unknown_subjects_and_classes_are_named(capsys) -> None:
+    assert run(["validate", "silicn"]) == 2
+    assert "Did you mean 'silicon'" in capsys.readouterr().err
+    assert run(["validate", "silicon", "--class", "gem"]) == 2
+    assert "'gem' is not an operator class" in capsys.readouterr().err
+
+
+def test_this_machine_orders_its_operations_by_intensity() -> None:
+    pytest.importorskip("torch")
+    from roofline.validate.host import measure
+
+    roofs, placed = measure(rounds=3)
+    assert roofs["rate"] > roofs["bandwidth"] > 0
+    by_name = {one.name: one for one in placed}
+    matmul, vector = by_name["matmul 8192x512x512"], by_name["matrix times vector 4096x8192"]
+    assert matmul.flops / matmul.measured_s > vector.flops / vector.measured_s
+    assert all(one.ratio > 0.4 for one in placed)
