@@ -67,9 +67,11 @@ def _present(index: int) -> Device:
     return Device(arch, found.multi_processor_count, shared, known.shared_per_unit, known.registers, known.threads)
 
 
+def current() -> Device:
+    """The device that launches of tensors without a GPU choose for: the target, or an H100."""
+    return _chosen.get() or DEVICES[DEFAULT]
+
+
 def of(tensor: Any) -> Device:
     """The device of a tensor: the chosen target, the GPU it is on, or an H100 where it is on none."""
-    chosen = _chosen.get()
-    if chosen is not None:
-        return chosen
-    return _present(tensor.device.index or 0) if tensor.is_cuda else DEVICES[DEFAULT]
+    return _present(tensor.device.index or 0) if tensor.is_cuda and _chosen.get() is None else current()

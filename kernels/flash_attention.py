@@ -21,9 +21,9 @@ import triton.language as tl
 from roofline.components.attention import Attention
 from roofline.cost import Cost
 from roofline.kernels import buffers
-from roofline.kernels.device import Device, of
+from roofline.kernels.device import Device, current, of
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
-from roofline.kernels.types import TYPES, Source
+from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Ragged, Work
 
@@ -212,7 +212,7 @@ def flash_attention(
         raise ValueError(f"mask {mask!r} (known: {', '.join(MASKS)}), {N} query heads over {K} key-value heads")
     out = buffers.empty(tokens, N, V, dtype=q.dtype, device=q.device)
     if tokens:
-        cut = tiles or choose(longest, H, V, {2: "bf16", 4: "fp32"}[q.element_size()], of(q))
+        cut = tiles or choose(longest, H, V, NAMES[q.dtype], of(q))
         H1, H2 = halves(H)
         flash_attention_kernel[(ceil_div(longest, cut.BM), N, len(q_starts) - 1)](
             q, k, v, sinks, out, q_starts, k_starts, scale or H**-0.5, size, N=N, K=K, H=H, V=V, H1=H1, H2=H2,
@@ -245,9 +245,7 @@ class Prefill(Case):
     @property
     def cut(self) -> Tiles:
         """The tiles of its launch."""
-        if self.tiles is None:
-            raise ValueError(f"{self.name}: traffic is stated for given tiles")
-        return self.tiles
+        return self.tiles or choose(max(T for T, _ in self.batch), self.H, self.values, self.dtype, current())
 
 
 def starts(lengths: list[int]) -> list[int]:
@@ -392,6 +390,7 @@ def library(case: Prefill, tensors: Tensors) -> Any:
 
 SMALL, TALL = Tiles(32, 16), Tiles(64, 32)
 CASES = (
+    Prefill("chosen", "bf16", ((130, 7), (5, 70)), 1, 1, 32),
     Prefill("causal", "bf16", ((70, 0),), 4, 2, 64, tiles=TALL),
     Prefill("ragged", "bf16", ((3, 0), (9, 0), (5, 0)), 2, 2, 32, tiles=SMALL),
     Prefill("prefix", "bf16", ((20, 37), (1, 50), (33, 0)), 8, 1, 32, tiles=SMALL),

@@ -18,10 +18,10 @@ import triton.language as tl
 
 from roofline.components.attention import Attention
 from roofline.kernels import buffers
-from roofline.kernels.device import Device, of
+from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_attention import attention, soft_capped, visible
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
-from roofline.kernels.types import TYPES, Source
+from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Ragged, Work
 
@@ -180,7 +180,7 @@ def flash_decoding(
     if not out.numel():
         return out
     rows = T * (N // K)
-    cut = parts or choose(B, K, rows, H, longest, {2: "bf16", 4: "fp32"}[q.element_size()], of(q))
+    cut = parts or choose(B, K, rows, H, longest, NAMES[q.dtype], of(q))
     split = cut.splits > 1
     partial = buffers.empty(B, T, N, cut.splits, V, dtype=torch.float32, device=q.device) if split else out
     weights = buffers.empty(B, T, N, cut.splits, dtype=torch.float32, device=q.device) if split else None
@@ -226,9 +226,8 @@ class Decode(Case):
     @property
     def cut(self) -> Parts:
         """The parts of its launch."""
-        if self.parts is None:
-            raise ValueError(f"{self.name}: traffic is stated for given parts")
-        return self.parts
+        rows, longest = self.T * (self.N // self.K), max(self.cached) + self.T
+        return self.parts or choose(len(self.cached), self.K, rows, self.H, longest, self.dtype, current())
 
 
 SCALES = {"fp8": (0.5, 0.25), "int8": (0.02, 0.01)}
@@ -354,6 +353,7 @@ def library(case: Decode, tensors: Tensors) -> Any:
 
 ONE, FOUR = Parts(16, 1), Parts(16, 4)
 CASES = (
+    Decode("chosen", "bf16", (300, 11), 4, 1, 32),
     Decode("ragged", "bf16", (0, 76, 129), 8, 2, 64, parts=FOUR),
     Decode("one-part", "bf16", (33, 5), 4, 1, 32, parts=ONE),
     Decode("no-groups", "fp16", (40, 63), 3, 3, 48, page=8, parts=Parts(32, 2)),

@@ -15,10 +15,10 @@ import triton.language as tl
 
 from roofline.components.feedforward import MLP
 from roofline.kernels import buffers
-from roofline.kernels.device import Device, of
+from roofline.kernels.device import Device, current, of
 from roofline.kernels.gemm import Tiles, gemm, place
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
-from roofline.kernels.types import TYPES, Source
+from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
 
@@ -78,7 +78,7 @@ def gate_up(x: torch.Tensor, weight: torch.Tensor, tiles: Tiles | None = None) -
     F = weight.shape[0] // 2
     out = buffers.empty(M, F, dtype=x.dtype, device=x.device)
     if M:
-        cut = tiles or choose(M, F, K, {2: "bf16", 4: "fp32"}[x.element_size()], of(x))
+        cut = tiles or choose(M, F, K, NAMES[x.dtype], of(x))
         gated_mlp_kernel[(ceil_div(M, cut.BM) * ceil_div(F, cut.BN),)](
             x, weight, out, M, F, K, x.stride(0), weight.stride(0), BM=cut.BM, BN=cut.BN, BK=cut.BK, GROUP=cut.group,
             WHOLE_K=K % cut.BK == 0, num_warps=cut.warps, num_stages=cut.stages,
@@ -103,9 +103,7 @@ class Gated(Case):
     @property
     def cut(self) -> Tiles:
         """The tiles of its launch."""
-        if self.tiles is None:
-            raise ValueError(f"{self.name}: traffic is stated for given tiles")
-        return self.tiles
+        return self.tiles or choose(self.M, self.F, self.D, self.dtype, current())
 
 
 def inputs(case: Gated, device: str) -> Tensors:
@@ -156,6 +154,7 @@ def library(case: Gated, tensors: Tensors) -> Any:
 
 
 CASES = (
+    Gated("chosen", "bf16", 66, 80, 100),
     Gated("ragged", "bf16", 70, 100, 150, Tiles(32, 64, 32)),
     Gated("whole-tiles", "bf16", 64, 96, 128, Tiles(32, 64, 32)),
     Gated("one-row", "bf16", 1, 200, 72, Tiles(16, 32, 64)),

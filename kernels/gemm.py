@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from roofline.components.linear import Linear
 from roofline.cost import Cost
 from roofline.kernels import buffers
-from roofline.kernels.device import DEFAULT, DEVICES, Device, of
+from roofline.kernels.device import Device, current, of
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
@@ -214,9 +214,12 @@ class Gemm(Case):
     @property
     def cut(self) -> Tiles:
         """The tiles of its launch."""
-        if self.tiles is None:
-            raise ValueError(f"{self.name}: traffic is stated for given tiles")
-        return self.tiles
+        if self.tiles is not None:
+            return self.tiles
+        size, out = TYPES[self.dtype].torch.itemsize, TYPES[self.out].torch.itemsize
+        aligned = self.K * size % 16 == self.N * out % 16 == 0 and (self.stored == "NK" or self.N * size % 16 == 0)
+        tma = aligned and not self.bias and self.dtype != "fp32" and (size > 1 or self.stored == "NK")
+        return choose(self.M, self.N, self.K, self.dtype, current(), tma)
 
 
 def inputs(case: Gemm, device: str) -> Tensors:
@@ -267,7 +270,7 @@ def expected(case: Gemm, tensors: Tensors) -> Expected:
         moved["bias"] = Moved("weights", read=bias, requested=bias * rows)
     kernels = {"gemm_kernel": Launch(rows * columns * cut.splits, moved)}
     if cut.persistent:
-        kernels = {"gemm_tma_kernel": Launch(min(rows * columns, DEVICES[DEFAULT].units), moved)}
+        kernels = {"gemm_tma_kernel": Launch(min(rows * columns, current().units), moved)}
     if split:
         summed = {"parts": Moved("", read=parts), "out": Moved("activations", written=out)}
         if case.bias:
@@ -290,6 +293,8 @@ def library(case: Gemm, tensors: Tensors) -> Any:
 
 SMALL, SKINNY, PERSISTENT = Tiles(32, 64, 32), Tiles(16, 32, 64, splits=4), Tiles(32, 64, 64, persistent=True)
 CASES = (
+    Gemm("chosen-skinny", "bf16", 3, 136, 1040, "bf16"),
+    Gemm("chosen", "bf16", 130, 200, 72, "bf16", bias=True),
     Gemm("ragged", "bf16", 70, 150, 100, "bf16", bias=True, tiles=SMALL),
     Gemm("whole-tiles", "bf16", 64, 128, 96, "bf16", stored="KN", tiles=SMALL),
     Gemm("one-row", "bf16", 1, 72, 200, "bf16", tiles=SKINNY),

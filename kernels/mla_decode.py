@@ -18,11 +18,11 @@ import triton.language as tl
 
 from roofline.components.latent import LatentAttention, latent_layout
 from roofline.kernels import buffers
-from roofline.kernels.device import Device, of
+from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_attention import visible
 from roofline.kernels.flash_decoding import Parts, block_counts, contiguous, merge, merge_parts, merged, paged, parts_for
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
-from roofline.kernels.types import TYPES, Source
+from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Ragged, Work
 
@@ -132,7 +132,7 @@ def mla_decode(
         rotary = cache.view(q.dtype)[..., begin:]
     else:
         latent, scales, rotary = cache, None, cache[..., rank:]
-    cut = parts or choose(B, T * N, rank, longest, {2: "bf16", 4: "fp32"}[q.element_size()], of(q))
+    cut = parts or choose(B, T * N, rank, longest, NAMES[q.dtype], of(q))
     split = cut.splits > 1
     partial = buffers.empty(B, T, N, cut.splits, rank, dtype=torch.float32, device=q.device) if split else out
     weights = buffers.empty(B, T, N, cut.splits, dtype=torch.float32, device=q.device) if split else None
@@ -184,9 +184,8 @@ class Latent(Case):
     @property
     def cut(self) -> Blocks:
         """The blocks of its launch."""
-        if self.parts is None:
-            raise ValueError(f"{self.name}: traffic is stated for given blocks")
-        return self.parts
+        rows, longest = self.T * self.N, max(self.cached) + self.T
+        return self.parts or choose(len(self.cached), rows, self.R, longest, self.dtype, current())
 
 
 def inputs(case: Latent, device: str) -> Tensors:
@@ -244,6 +243,7 @@ def expected(case: Latent, tensors: Tensors) -> Expected:
 
 
 CASES = (
+    Latent("chosen", "bf16", (150, 3), 4, 128, 32, page=16),
     Latent("ragged", "bf16", (0, 33, 70), 16, 128, 32, page=16, parts=Blocks(16, 2, rows=16)),
     Latent("odd-heads", "bf16", (45,), 21, 128, 16, page=8, parts=Blocks(32, 1, rows=16)),
     Latent("verify", "bf16", (20, 37), 8, 256, 64, T=3, page=16, parts=Blocks(16, 3, rows=16)),

@@ -15,11 +15,11 @@ import triton.language as tl
 
 from roofline.components.attention import Attention, UnfusedAttention
 from roofline.kernels import buffers
-from roofline.kernels.device import Device, of
+from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_attention import attention, visible
 from roofline.kernels.gemm import Tiles
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
-from roofline.kernels.types import TYPES, Source
+from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
 
@@ -115,7 +115,7 @@ def unfused_attention(
     out = buffers.empty(B, T, N, V, dtype=q.dtype, device=q.device)
     scores, weights = (buffers.empty(B, N, T, keys, dtype=q.dtype, device=q.device) for _ in range(2))
     if out.numel():
-        cut = tiles or choose(T, {2: "bf16", 4: "fp32"}[q.element_size()], of(q))
+        cut = tiles or choose(T, NAMES[q.dtype], of(q))
         shape: dict[str, Any] = {"N": N, "K": K, "BM": cut.BM, "BN": cut.BN, "BK": cut.BK}
         shape |= {"num_warps": cut.warps, "num_stages": cut.stages}
         rows = ceil_div(T, cut.BM)
@@ -146,9 +146,7 @@ class Dense(Case):
     @property
     def cut(self) -> Tiles:
         """The tiles of its launch."""
-        if self.tiles is None:
-            raise ValueError(f"{self.name}: traffic is stated for given tiles")
-        return self.tiles
+        return self.tiles or choose(self.T, self.dtype, current())
 
 
 def inputs(case: Dense, device: str) -> Tensors:
@@ -225,6 +223,7 @@ def library(case: Dense, tensors: Tensors) -> Any:
 
 SMALL = Tiles(32, 16, 32)
 CASES = (
+    Dense("chosen", "bf16", 1, 17, 50, 1, 1, 32),
     Dense("causal", "bf16", 2, 35, 0, 2, 1, 48, tiles=SMALL),
     Dense("prefix", "bf16", 1, 33, 20, 2, 1, 64, tiles=SMALL),
     Dense("full", "fp16", 3, 17, 5, 2, 2, 40, V=24, mask="full", tiles=SMALL),
