@@ -17,12 +17,15 @@ from roofline.validate.compiled import Compiled
 pytestmark = pytest.mark.xdist_group("compiled")
 
 
+# Compiling everything takes a minute: once, on one worker.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("compiled")]
+
+
 @pytest.fixture(scope="module")
 def everything() -> list[Compiled]:
     return compiled.run()
 
 
-@pytest.mark.timeout(300)
 def test_every_build_passes_its_gates(everything: list[Compiled]) -> None:
     failures = [
         f"{one.kernel} {one.case} {one.function} {one.arch}: {'; '.join(one.failures)}" for one in everything if one.failures
