@@ -14,9 +14,6 @@ from roofline.kernels.spec import Build
 from roofline.validate import compiled
 from roofline.validate.compiled import Compiled
 
-pytestmark = pytest.mark.xdist_group("compiled")
-
-
 # Compiling everything takes a minute: once, on one worker.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("compiled")]
 
