@@ -25,11 +25,16 @@ KERNELS = {
 """Kernel -> one line about it; its file has its name."""
 
 
-def load(name: str) -> Spec:
-    """The spec of a kernel. Raises InputError, with the nearest names, for an unknown one."""
+def check(name: str) -> str:
+    """The name itself. Raises InputError, with the nearest names, for an unknown one."""
     if name not in KERNELS:
         raise InputError(f"kernel: unknown {name!r}.{suggest(name, KERNELS)} Known: {', '.join(KERNELS)}")
-    spec: Spec = importlib.import_module(f"roofline.kernels.{name}").SPEC
+    return name
+
+
+def load(name: str) -> Spec:
+    """The spec of a kernel; imports its file, and with it torch and triton. Raises InputError as ``check`` does."""
+    spec: Spec = importlib.import_module(f"roofline.kernels.{check(name)}").SPEC
     return spec
 
 

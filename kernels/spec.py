@@ -129,6 +129,7 @@ class Spec:
         tolerance: by ``Case.precision``.
         builds: production shapes to compile.
         measured: shapes to time on a GPU.
+        timed: (case, inputs) -> the kernel and nothing else, where ``launch`` does more for the sake of the comparison.
         library: (case, inputs) -> a function that does the same with the library a user would call, or None.
     """
 
@@ -143,3 +144,4 @@ class Spec:
     builds: tuple[Build, ...] = ()
     measured: tuple[Case, ...] = ()
     library: Callable[[Any, Tensors], Callable[[], Any] | None] | None = None
+    timed: Callable[[Any, Tensors], Any] | None = None

@@ -36,6 +36,7 @@ class Source:
 
     def __init__(self, name: str, device: str) -> None:
         self.device = device
+        self.drawn = 0
         self.generator = torch.Generator().manual_seed(crc32(name.encode()))
 
     def normal(self, *shape: int, dtype: str, scale: float = 1.0) -> torch.Tensor:
@@ -46,7 +47,8 @@ class Source:
         if kind == torch.int8:
             return torch.randint(-127, 128, shape, generator=self.generator, dtype=torch.int8).to(self.device)
         if self.device != "cpu":
-            seeded = torch.Generator(self.device).manual_seed(self.generator.initial_seed() + len(shape))
+            self.drawn += 1
+            seeded = torch.Generator(self.device).manual_seed(self.generator.initial_seed() + self.drawn)
             return (scale * torch.randn(shape, generator=seeded, device=self.device)).to(kind)
         return (scale * torch.randn(shape, generator=self.generator)).to(kind)
 

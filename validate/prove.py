@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from roofline.kernels.buffers import poisoned
-from roofline.kernels.spec import Case, Expected, Launch, Spec, Tensors
-from roofline.validate.counted import Counts, Tally, counting
-
-import torch  # isort: skip
+from roofline.kernels.registry import load_all
+from roofline.kernels.spec import Case, Expected, Launch, Spec
+from roofline.validate.compare import compare
+from roofline.validate.counted import Counts, HarnessError, Tally, counting
 
 
 @dataclass(frozen=True)
@@ -28,45 +32,6 @@ class Proof:
     counts: Counts
     errors: dict[str, float]
     failures: tuple[str, ...]
-
-
-def rms_ratio(output: torch.Tensor, reference: torch.Tensor) -> float:
-    """Root mean square of the error over that of the reference, over the elements that are finite in the reference."""
-    finite = torch.isfinite(reference)
-    right = reference[finite]
-    if not right.numel():
-        return 0.0
-    error = (output.to(torch.float64)[finite] - right).square().mean().sqrt()
-    size = right.square().mean().sqrt()
-    return float(error / size) if size > 0 else float(error)
-
-
-def compare(spec: Spec, case: Case, outputs: Tensors, references: Tensors) -> tuple[dict[str, float], list[str]]:
-    """Errors by output, and what is wrong: shapes, NaN and infinity masks, exact integers, the tolerance."""
-    errors, failures = {}, []
-    if set(outputs) != set(references):
-        return {}, [f"outputs {sorted(outputs)}, reference {sorted(references)}"]
-    tolerance = spec.tolerance[case.precision]
-    for name, reference in references.items():
-        output = outputs[name].cpu()
-        if output.shape != reference.shape:
-            failures.append(f"{name}: shape {tuple(output.shape)}, reference {tuple(reference.shape)}")
-            continue
-        if not reference.is_floating_point():
-            wrong = int((output != reference).sum())
-            errors[name] = float(wrong)
-            if wrong:
-                failures.append(f"{name}: {wrong} of {reference.numel()} integers differ")
-            continue
-        wide = output.to(torch.float64)
-        for mask, what in ((torch.isnan, "NaN"), (torch.isposinf, "inf"), (torch.isneginf, "-inf")):
-            wrong = int((mask(wide) != mask(reference)).sum())
-            if wrong:
-                failures.append(f"{name}: {what} at {wrong} places where it must not be, or is missing there")
-        errors[name] = rms_ratio(output, reference)
-        if not errors[name] <= tolerance.rms:
-            failures.append(f"{name}: rms error {errors[name]:.2e} exceeds {tolerance.rms:.0e} ({tolerance.reason})")
-    return errors, failures
 
 
 def _kernel_mismatches(kernel: str, expected: Launch | None, counts: Tally | None) -> Iterator[str]:
@@ -124,3 +89,39 @@ def prove(spec: Spec, case: Case) -> Proof:
         outputs = spec.launch(case, inputs)
     errors, failures = compare(spec, case, outputs, references)
     return Proof(spec.name, case, expected, counts, errors, (*failures, *mismatches(expected, counts)))
+
+
+def rows(proof: Proof) -> Iterator[dict[str, Any]]:
+    """One record per argument and direction of every Triton kernel of a case, with the FLOPs of the case in each."""
+    counts = proof.counts
+    for kernel, launch in proof.expected.kernels.items():
+        tally = counts.kernels[kernel]
+        for name, moved in launch.moved.items():
+            for direction, expected, counted, distinct in (
+                ("read", moved.loads, tally.read[name], tally.unique("read")[name]),
+                ("write", moved.written, tally.written[name], tally.unique("write")[name]),
+            ):
+                if expected or counted:
+                    yield {
+                        "kernel": proof.kernel, "case": proof.case.name, "argument": f"{kernel}.{name}",
+                        "direction": direction, "expected_bytes": expected, "counted_bytes": counted,
+                        "distinct_bytes": distinct, "expected_flops": proof.expected.flops,
+                        "counted_flops": sum(counts.dot.values()), "failures": list(proof.failures),
+                    }  # fmt: skip
+
+
+def prove_apart(names: Iterable[str]) -> list[dict[str, Any]]:
+    """The records of every case of the kernels, proved in a process of its own, which interprets."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", "roofline.validate.prove", ",".join(names)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise HarnessError(f"proving failed: {done.stderr.strip()[-2000:]}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+if __name__ == "__main__":
+    for spec in load_all(sys.argv[1].split(",")):
+        for case in spec.cases:
+            for row in rows(prove(spec, case)):
+                print(json.dumps(row))

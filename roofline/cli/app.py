@@ -21,6 +21,7 @@ COMMANDS = {
     "diffusion": "Denoising masked tokens in steps, beside autoregressive decoding: what is faster, and from when on.",
     "train": "FLOPs and GPU-hours of training, of distilling a pruned model, of quantisation-aware training.",
     "validate": "Predictions against measurements; calibration; the gate for CI.",
+    "bench": "Kernels measured on the GPU that is here, beside its roofs and the usual library.",
     "formula": "The formulas themselves: FLOPs, bytes, intensity and its limits.",
     "models": "The models in the catalogue, or everything about one.",
     "gpus": "The accelerators, or every number of one with its source.",
