@@ -18,7 +18,7 @@ KEYS = [
     "schema", "model", "edits", "gpu", "batch", "context_tokens", "params", "active_params", "weight_bytes", "kv_bytes_per_token",
     "kv_bytes_per_sequence", "state_bytes_per_sequence", "flop_per_token", "flop_per_token_by_part", "intensity_flop_per_byte",
     "required_bytes", "memory_fraction", "fits", "tpot_bound_s", "output_tok_per_s_bound", "bound_by", "largest_batch",
-    "largest_batch_tpot_bound_s", "largest_batch_output_tok_per_s_bound", "provenance", "assumes",
+    "largest_batch_tpot_bound_s", "largest_batch_output_tok_per_s_bound", "provenance", "assumes", "not_modelled",
 ]  # fmt: skip
 
 

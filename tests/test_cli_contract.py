@@ -27,6 +27,7 @@ SCHEMA: dict[str, tuple[type, ...]] = {
     "e2e_bound_s": (float, type(None)), "e2e_serial_s": (float, type(None)),
     "generation_tpot_bound_s": (float, type(None)), "generation_output_tok_per_s_bound": (float, type(None)),
     "generation_total_tok_per_s_bound": (float, type(None)), "provenance": TEXT, "assumes": (list,),
+    "not_modelled": (list,),
 }  # fmt: skip
 """Key -> the types that its value may have; a bool is no number. Keys may be added, none may go or change its type."""
 SCALAR = (str, int, bool, float, type(None))

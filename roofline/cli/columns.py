@@ -14,7 +14,7 @@ from roofline.accelerator import Accelerator
 from roofline.breakdown import flops_by_role
 from roofline.cli.edit_options import EDITS, Chosen
 from roofline.cli.points import SCHEMA, Point, Question, Variant, kv_bytes_per_token, source_length
-from roofline.cli.verdict import largest_batch, model_notes
+from roofline.cli.verdict import beyond, largest_batch, model_notes, not_modelled
 from roofline.configs.load import load_model
 from roofline.edits import Edit, apply
 from roofline.errors import InputError, suggest
@@ -78,14 +78,10 @@ class Column:
         deployment = self.question.deployment(self.variant, point.accelerator, point.fraction)
         return size, self.question.point(self.variant, deployment, size, point.context, None, None)
 
-    @property
-    def notes(self) -> Iterator[str]:
-        """What was assumed about the model."""
+    def notes(self, places: Sequence[Place]) -> Iterator[str]:
+        """What was assumed about the model at some of its places."""
         yield from model_notes(self.variant.model)
-        admitted = self.variant.model.max_context
-        longest = max(place.point.context for place in self.places)
-        if admitted is not None and longest > admitted:
-            yield f"context {longest:,} is longer than the {admitted:,} that the config admits"
+        yield from beyond(self.variant.model, max(place.point.context for place in places))
 
 
 def record(column: Column, place: Place, assumes: Sequence[str]) -> dict[str, Any]:
@@ -119,6 +115,7 @@ def record(column: Column, place: Place, assumes: Sequence[str]) -> dict[str, An
         "largest_batch_output_tok_per_s_bound": best.step.output_tok_per_s if best else None,
         "provenance": "datasheet",
         "assumes": list(assumes),
+        "not_modelled": not_modelled(model, [place.point]),
     }
 
 

@@ -145,13 +145,6 @@ def _headline(columns: Sequence[Column]) -> Iterator[str]:
         yield f"{where}, {'; '.join([most, *([', '.join(others)] if others else []), *lost])}"
 
 
-def _merged(columns: Sequence[Column], lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines that all columns share as they are, others behind the names of their columns."""
-    for line in dict.fromkeys(entry for entries in lines for entry in entries):
-        holders = [column.label for column, entries in zip(columns, lines, strict=True) if line in entries]
-        yield line if len(holders) == len(columns) else f"{', '.join(holders)}: {line}"
-
-
 @bundled(edits=EDIT_OPTIONS, out=OUTPUT)
 def compare(
     models: Annotated[
@@ -182,7 +175,7 @@ def compare(
     roofline compare llama-3.1-8b llama-3.1-8b:kv-heads=2 mamba2-2.7b --gpu h100-sxm
     """  # fmt: skip
     from roofline.cli.columns import columns, record
-    from roofline.cli.verdict import not_modelled, roofs
+    from roofline.cli.verdict import merged, not_modelled, roofs
 
     sizes = sweeps.whole_numbers(contexts or [str(n) for n in DEFAULT_CONTEXTS], "contexts", least=0)
     batches = sweeps.whole_numbers(batch or ["1"], "batch")
@@ -194,11 +187,19 @@ def compare(
         raise InputError(f"sweep: {cells:,} columns and points are more than {MOST_CELLS:,}; take larger steps")
     shown = columns(models, edits, chips, batches, sizes, shares, source)
     points = [place.point for column in shown for place in column.places]
-    assumes = [*([] if batch else ["batch 1 (--batch sets it)"]), *_merged(shown, [list(c.notes) for c in shown])]
-    assumes += ["tok/s are bounds of decode steps on one device; '-' where the batch does not fit", *roofs(points)]
+    extra = [*([] if batch else ["batch 1 (--batch sets it)"])]
+    rates = "tok/s are bounds of decode steps on one device; '-' where the batch does not fit"
+    assumes = [*extra, *merged([(c.label, c.notes(c.places)) for c in shown]), rates, *roofs(points)]
     gpus = ", ".join(chip.id for chip in chips)
     out.note(out.paint(f"{', '.join(c.label for c in shown)} on {gpus}", "bold"), *_headline(shown), "")
-    out.records((record(column, place, assumes) for column in shown for place in column.places), lambda: _cells(shown))
-    left = _merged(shown, [not_modelled(c.variant.model, points) for c in shown])
+    out.records(
+        (
+            record(column, place, [*extra, *column.notes([place]), rates, *roofs([place.point])])
+            for column in shown
+            for place in column.places
+        ),
+        lambda: _cells(shown),
+    )
+    left = merged([(c.label, not_modelled(c.variant.model, points)) for c in shown])
     out.note("", *(f"assumes: {line}" for line in assumes), f"not modelled: {', '.join(left)}")
     return 0

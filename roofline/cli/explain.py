@@ -110,7 +110,8 @@ def explain(
     variant = answers.variants(load_model(model), edits)[-1]
     rows = _one(batch, "batch", 1)
     cached = _one(context, "context", DEFAULT_CONTEXT if phase == "decode" else 0, least=0)
-    source = answers.source_length(variant.model, _one([source_len], "source-len", 0) if source_len else None)
+    given = _one([source_len], "source-len", 0) if source_len else None
+    source = answers.source_length(variant.model, given)
     deployment = Deployment(variant.model, chips[0])
     if phase == "decode":
         step = deployment.decode(rows, cached, source=source)
@@ -122,8 +123,9 @@ def explain(
         work = Work(rows, new, cached, source=source)
         sizes = f"a prefill of batch {rows:,}, {new:,} new tokens behind {cached:,}"
     parts = deployment.explain(work, phase)
-    records = [*(part.to_dict() for part in parts), _whole(step, parts)]
+    records = [*({**part.to_dict(), "total": False} for part in parts), {**_whole(step, parts), "total": True}]
     point = answers.Point(variant, chips[0], deployment.memory_fraction, step)
+    assumes, left = assumptions([point], [], source=given), not_modelled(variant.model, [point])
     about = {"model": step.model, "gpu": step.gpu, "phase": phase, "edits": list(variant.flags), "provenance": "datasheet"}
     edited = f" with {variant.label}" if variant.flags else ""
     out.note(
@@ -132,7 +134,8 @@ def explain(
         f"intensity {float(step.cost.intensity):,.1f} FLOP/B; ridge of {step.gpu} {chips[0].ridge():,.1f} FLOP/B (bf16)",
         "",
     )
-    out.records(({**about, **record} for record in records), lambda: _cells(records))
-    out.note("", *(f"assumes: {line}" for line in assumptions([point], [])))
-    out.note(f"not modelled: {', '.join(not_modelled(variant.model, [point]))}")
+    notes = {"assumes": assumes, "not_modelled": left}
+    out.records(({**about, **record, **notes} for record in records), lambda: _cells(records))
+    out.note("", *(f"assumes: {line}" for line in assumes))
+    out.note(f"not modelled: {', '.join(left)}")
     return 0

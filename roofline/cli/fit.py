@@ -55,7 +55,7 @@ def _answers(question: Question, points: Sequence[Point]) -> list[Answer]:
     return rows
 
 
-def _record(answer: Answer, assumes: list[str]) -> dict[str, Any]:
+def _record(answer: Answer, assumes: list[str], left: list[str]) -> dict[str, Any]:
     point, batch, context = answer
     record = point.record(assumes)
     about = (
@@ -71,11 +71,17 @@ def _record(answer: Answer, assumes: list[str]) -> dict[str, Any]:
         "max_context_tokens": point.variant.model.max_context,
         "provenance": "datasheet",
         "assumes": assumes,
+        "not_modelled": left,
     }
 
 
 def _size(size: int | None) -> str:
     return "no limit" if size is None else f"{size:,}"
+
+
+def _plain(size: int | None) -> str:
+    """A size as it can be typed: without separators."""
+    return "no limit" if size is None else str(size)
 
 
 def _missing(found: Largest) -> str:
@@ -160,8 +166,8 @@ def _verdicts(answers: Sequence[Answer], out: Output) -> list[str]:
         if short > 0:
             lines.append(f"{who}: {out.paint('does not fit:', 'red')} the weights alone are {capacity(short)} too large{per}")
             continue
-        batches = dict.fromkeys(f"{out.paint(_size(b.size), 'green')} at context {p.context:,}" for p, b, _ in members)
-        contexts = dict.fromkeys(f"{out.paint(_size(c.size), 'green')} at batch {p.step.batch:,}" for p, _, c in members)
+        batches = dict.fromkeys(f"{out.paint(_plain(b.size), 'green')} at context {p.context:,}" for p, b, _ in members)
+        contexts = dict.fromkeys(f"{out.paint(_plain(c.size), 'green')} at batch {p.step.batch:,}" for p, _, c in members)
         lines.append(f"{who}: largest batch {', '.join(batches)}; largest context {', '.join(contexts)}")
     if len(lines) > MOST_VERDICTS:
         lines = [*lines[:MOST_VERDICTS], f"and {len(lines) - MOST_VERDICTS} others in the table"]
@@ -197,7 +203,7 @@ def fit(
     roofline fit llama-2-13b --gpu h100-sxm --context 1024 --memory-fraction 0.9
     """
     import roofline.cli.points as what
-    from roofline.cli.verdict import assumptions, not_modelled
+    from roofline.cli.verdict import assumptions, not_modelled, own_notes
     from roofline.configs.load import load_model
 
     assumes = [] if batch else ["batch 1 (--batch sets it)"]
@@ -219,11 +225,14 @@ def fit(
 
         shares = sweeps.fractions(memory_fraction, "memory-fraction") if memory_fraction else [None]
         return answer(what.variants(loaded, edits), question, engine, shares, check, out)
-    points = [point for variant in what.variants(loaded, edits) for point in question.points(variant)]
+    compared = what.variants(loaded, edits)
+    points = [point for variant in compared for point in question.points(variant)]
     answers = _answers(question, points)
-    assumes = assumptions(points, assumes, memory_only=True)
+    given = question.source
+    own = own_notes(points, assumes, memory_only=True, source=given)
     out.note(*_nowhere(answers), *_verdicts(answers, out), "")
-    out.records((_record(answer, assumes) for answer in answers), lambda: _cells(answers))
-    out.note("", *(f"assumes: {line}" for line in assumes))
-    out.note(f"not modelled: {', '.join([*not_modelled(loaded)[:-3], 'what an engine reserves for itself'])}")
-    return 1 if check and not all(point.step.memory.fits for point in points) else 0
+    out.records((_record(answer, *notes) for answer, notes in zip(answers, own, strict=True)), lambda: _cells(answers))
+    out.note("", *(f"assumes: {line}" for line in assumptions(points, assumes, memory_only=True, source=given)))
+    out.note(f"not modelled: {', '.join(not_modelled(loaded, memory_only=True))}")
+    counted = what.judged(compared, edits)
+    return 1 if check and not all(point.fits for point in points if point.variant in counted) else 0

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.accelerator import Accelerator
 from roofline.cli.edit_options import Chosen
+from roofline.cli.prompts import Prompt, prompt_step
 from roofline.errors import InputError
 from roofline.formats import BF16, Format
 from roofline.inference import Deployment, Generation, Step
-from roofline.memory import plain
+from roofline.memory import Memory, plain
 from roofline.model import Model
 
 if TYPE_CHECKING:
@@ -62,6 +63,12 @@ def variants(model: Model, chosen: Chosen, *, cached: bool = True) -> list[Varia
     return [Variant((), model), *edited]
 
 
+def judged(compared: Sequence[Variant], chosen: Chosen) -> list[Variant]:
+    """The variants that --check judges: the edited ones; the model as it is where it was asked for, or nothing was edited."""
+    edited = list(compared[1:])
+    return edited if edited and len(edited) >= chosen.count else list(compared)
+
+
 def main_format(model: Model) -> Format:
     """The format that most parameters are stored in."""
     params = model.params_by_format
@@ -103,6 +110,7 @@ class Point:
         variant, accelerator, fraction: what runs, where, on which share of the memory.
         step: the decode step, or, without a cache, the pass over the whole sequence that gives one token.
         first: the prefill, where an input length was given. generation: where an output length was given too.
+        last: memory of the generation's last step, where both were given.
         input_tokens, output_tokens: as given.
         mesh: how the model is split over several GPUs, None for one. ranks: the model as they hold it.
     """
@@ -111,8 +119,9 @@ class Point:
     accelerator: Accelerator
     fraction: Fraction
     step: Step
-    first: Step | None = None
+    first: Prompt | None = None
     generation: Generation | None = None
+    last: Memory | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     mesh: Mesh | None = None
@@ -123,8 +132,36 @@ class Point:
         """Tokens behind the step."""
         return int(self.step.context_tokens if self.variant.cached else self.step.new_tokens - 1)
 
-    def record(self, assumes: Sequence[str]) -> dict[str, Any]:
-        """All figures under keys that carry their unit; nothing rounded, None where a figure was not asked for."""
+    @property
+    def longest(self) -> int:
+        """The longest context that was asked for."""
+        return max(self.context, (self.input_tokens or 0) + (self.output_tokens or 0))
+
+    @property
+    def phases(self) -> list[tuple[str, Memory]]:
+        """(what runs, its memory) of everything that was asked for at this point."""
+        found = [(f"context {self.context:,}", self.step.memory)]
+        if self.first is not None:
+            found.append((self.first.name, self.first.memory))
+        if self.last is not None:
+            found.append((f"the last of {(self.input_tokens or 0) + (self.output_tokens or 0):,} tokens", self.last))
+        return found
+
+    @property
+    def tightest(self) -> tuple[str, Memory]:
+        """The phase that needs most memory."""
+        return min(self.phases, key=lambda phase: phase[1].spare_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every phase that was asked for fits."""
+        return all(bool(memory.fits) for _, memory in self.phases)
+
+    def record(self, assumes: Sequence[str], left: Sequence[str] = ()) -> dict[str, Any]:
+        """All figures under keys that carry their unit; nothing rounded, None where a figure was not asked for.
+
+        ``left`` is what the figures leave out.
+        """
         step, memory, first, whole = self.step, self.step.memory, self.first, self.generation
         return {
             "schema": SCHEMA,
@@ -147,7 +184,10 @@ class Point:
             "required_bytes": plain(memory.required_bytes),
             "capacity_bytes": plain(memory.capacity_bytes),
             "memory_fraction": float(self.fraction),
-            "fits": memory.fits,
+            "prefill_required_bytes": plain(first.memory.required_bytes) if first else None,
+            "prefill_fits": bool(first.memory.fits) if first else None,
+            "generation_required_bytes": plain(max(m.required_bytes for _, m in self.phases[1:])) if self.last else None,
+            "fits": self.fits,
             "tpot_bound_s": step.bound_s,
             "tpot_serial_s": step.serial_s,
             "tpot_expected_s": None,
@@ -156,6 +196,7 @@ class Point:
             "bound_by": step.bound_by,
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
+            "prefill_chunk_tokens": first.chunk if first else None,
             "ttft_bound_s": first.bound_s if first else None,
             "ttft_serial_s": first.serial_s if first else None,
             "e2e_bound_s": whole.e2e_bound_s if whole else None,
@@ -165,6 +206,7 @@ class Point:
             "generation_total_tok_per_s_bound": whole.total_tok_per_s if whole else None,
             "provenance": "datasheet",
             "assumes": list(assumes),
+            "not_modelled": list(left),
         }
 
 
@@ -175,6 +217,7 @@ class Question:
     Attributes:
         batches, contexts, inputs, outputs, fractions: values of each; a context of None follows input and output.
         meshes: how the model is split over GPUs; None for one.
+        chunk: tokens of a prompt that one prefill step takes, None for all.
     """
 
     accelerators: Sequence[Accelerator]
@@ -186,6 +229,7 @@ class Question:
     convention: str = "exact"
     source: int | None = None
     meshes: Sequence[Mesh | None] = (None,)
+    chunk: int | None = None
     deployments: dict[Any, Deployment] = field(default_factory=dict, compare=False, repr=False)
 
     def check_size(self, variant_count: int) -> None:
@@ -195,7 +239,8 @@ class Question:
             count *= len(values)
         if count > MOST_POINTS:
             raise InputError(
-                f"sweep: {count:,} points are more than {MOST_POINTS:,}; take larger steps, or roofline.sweep in Python"
+                f"sweep: {count:,} points are more than {MOST_POINTS:,}; take larger steps, or, in Python, "
+                "from roofline.sweep import decode_sweep"
             )
 
     @cached_property
@@ -224,20 +269,37 @@ class Question:
         self, variant: Variant, deployment: Deployment, batch: int, context: int | None, prompt: int | None, output: int | None
     ) -> Point:
         """One point; a context of None is the longest that input and output lead to."""
-        length = (prompt or 0) + (output or 0) if context is None else context
-        source = source_length(variant.model, self.source)
         if output is not None and variant.model.encoder is not None:
             raise InputError("osl: whole generations of encoder-decoders are not modelled; leave out --osl")
-        if variant.cached:
-            step = deployment.decode(batch, length, source=source)
-        else:
-            step = deployment.prefill(batch, length + 1, source=source)
-            step = replace(step, memory=replace(step.memory, kv_bytes=0))
-        first = deployment.prefill(batch, prompt, source=source) if prompt is not None else None
         whole = None
         if prompt is not None and output is not None:
             whole = deployment.generate(batch, prompt, output, cached=variant.cached)
+        found = self.sized(variant, deployment, batch, context, prompt, output)
+        if whole is not None and found.first is not None:
+            whole = replace(whole, ttft_bound_s=found.first.bound_s, ttft_serial_s=found.first.serial_s)
+        return replace(found, generation=whole)
+
+    def sized(
+        self, variant: Variant, deployment: Deployment, batch: int, context: int | None, prompt: int | None, output: int | None
+    ) -> Point:
+        """The point without the times of a generation, which no question about memory needs."""
+        longest = (prompt or 0) + (output or 0)
+        length = longest if context is None else context
+        source = source_length(variant.model, self.source)
+        cached = variant.cached
+
+        def one(tokens: int) -> Step:
+            if cached:
+                return deployment.decode(batch, tokens, source=source)
+            step = deployment.prefill(batch, tokens + 1, source=source)
+            return replace(step, memory=replace(step.memory, kv_bytes=0))
+
+        step, first, last = one(length), None, None
+        if prompt is not None:
+            first = prompt_step(deployment, batch, prompt, self.chunk, source, keep=cached)
+        if prompt is not None and output is not None:
+            last = step.memory if length == longest else one(longest).memory
         return Point(
-            variant, deployment.accelerator, deployment.memory_fraction, step, first, whole, prompt, output,
+            variant, deployment.accelerator, deployment.memory_fraction, step, first, None, last, prompt, output,
             getattr(deployment, "mesh", None), getattr(deployment, "ranks", None),
         )  # fmt: skip

@@ -9,12 +9,14 @@ from roofline.accelerator import Accelerator
 from roofline.cli.output import Output
 from roofline.cli.points import Point, Question, kv_bytes_per_token, state_formats
 from roofline.cost import MATRIX_UNITS
-from roofline.memory import Largest, largest
+from roofline.memory import Largest, Memory, largest
 from roofline.model import Model
 from roofline.units import bandwidth, capacity, count, flop_rate, latency
 
 MOST_GROUPS = 4
 """Combinations of edits and GPUs that get a verdict in words."""
+QUANTISED = ("fp8", "int8", "fp4")
+"""Matrix units that multiply quantised activations."""
 STREAM_NAMES = {"weights": "weights", "state": "KV", "activations": "activations", "index": "index"}
 
 
@@ -33,49 +35,60 @@ def share(part: float, whole: float) -> str:
     return f"{percent:,.{1 if 0 < percent < 1 or 99.5 <= percent < 100 else 0}f} %"
 
 
-def of_capacity(point: Point) -> str:
-    """What the point needs of what there is: "24.2 of 79.2 GiB, 31 %"."""
-    memory = point.step.memory
+def of_capacity(memory: Memory) -> str:
+    """What is needed of what there is: "24.2 of 79.2 GiB, 31 %"."""
     needed, there = (capacity(n) for n in (memory.required_bytes, memory.capacity_bytes))
     return f"{needed.removesuffix(' GiB')} of {there}, {share(memory.required_bytes, memory.capacity_bytes)}"
 
 
 def largest_batch(question: Question, point: Point, context: int) -> Largest:
-    """The largest batch that fits at a context, for the variant and GPU of a point."""
+    """The largest batch that fits at a context, for the variant and GPU of a point, in all phases asked for."""
     return largest(lambda batch: _memory(question, point, batch, context), 2**20)
 
 
 def largest_context(question: Question, point: Point, batch: int) -> Largest:
-    """The longest context that fits at a batch, for the variant and GPU of a point."""
+    """The longest context that fits at a batch, for the variant and GPU of a point, in all phases asked for."""
     return largest(lambda context: _memory(question, point, batch, context), 2**30)
 
 
-def _memory(question: Question, point: Point, batch: int, context: int) -> Any:
+def _memory(question: Question, point: Point, batch: int, context: int) -> Memory:
     deployment = question.deployment(point.variant, point.accelerator, point.fraction, point.mesh)
-    return question.point(point.variant, deployment, batch, context, None, None).step.memory
+    return question.sized(point.variant, deployment, batch, context, point.input_tokens, point.output_tokens).tightest[1]
 
 
 def at(point: Point) -> str:
-    """The sizes of a point."""
+    """The sizes of a point, as they would be typed."""
     return f"batch {point.step.batch:,}, context {point.context:,}"
+
+
+def at_worst(point: Point) -> str:
+    """The batch of a point, and the phase that needs most memory."""
+    return f"batch {point.step.batch:,}, {point.tightest[0]}"
 
 
 def fit_line(question: Question, points: Sequence[Point], out: Output) -> str:
     """Does it fit, at the tightest point."""
-    tightest = min(points, key=lambda p: p.step.memory.spare_bytes)
-    memory = tightest.step.memory
+    tightest = min(points, key=lambda p: p.tightest[1].spare_bytes)
+    memory = tightest.tightest[1]
     if memory.fits:
-        where = f" at all {len(points):,} points; tightest at {at(tightest)}:" if len(points) > 1 else ""
-        detail = of_capacity(tightest)
-        return f"{out.paint('fits: yes', 'green')}{where} {detail if where else f'({detail})'}"
-    missing = sum(not p.step.memory.fits for p in points)
+        phase = f"{tightest.tightest[0]}: " if tightest.tightest[1] is not tightest.step.memory else ""
+        where = f" at all {len(points):,} points; tightest at {at_worst(tightest)}:" if len(points) > 1 else ""
+        detail = of_capacity(memory)
+        return f"{out.paint('fits: yes', 'green')}{where} {detail if where else f'({phase}{detail})'}"
+    missing = sum(not p.fits for p in points)
     some = f"; {missing:,} of {plural(len(points), 'point')} too large" if len(points) > 1 else ""
-    where = f"{capacity(-memory.spare_bytes)} short at {at(tightest)} ({of_capacity(tightest)})"
+    where = f"{capacity(-memory.spare_bytes)} short at {at_worst(tightest)} ({of_capacity(memory)})"
     best = largest_batch(question, tightest, tightest.context).size
-    advice = (
-        f"; the largest batch there is {best:,}" if best else f"; not even batch 1 fits: weights {capacity(memory.weight_bytes)}"
-    )
+    advice = f"; the largest batch there is {best}" if best else f"; {_not_one(question, tightest)}"
     return f"{out.paint('does not fit:', 'red')} {where}{some}{advice}"
+
+
+def _not_one(question: Question, point: Point) -> str:
+    """That not even one sequence fits, and what it needs memory for."""
+    memory = _memory(question, point, 1, point.context)
+    named = {"weights": memory.weight_bytes, "KV": memory.kv_bytes, "workspace": memory.workspace_bytes}
+    needs = ", ".join(f"{name} {capacity(number)}" for name, number in named.items() if number > memory.required_bytes / 100)
+    return f"not even batch 1 fits: {needs}"
 
 
 def bound_line(points: Sequence[Point]) -> str:
@@ -135,7 +148,7 @@ def _changes(base: Point, edited: Point, question: Question) -> Iterator[tuple[s
     yield "weights", base.step.memory.weight_bytes, edited.step.memory.weight_bytes, capacity
     yield f"time per token at {at(base)}", base.step.bound_s, edited.step.bound_s, latency
     before, after = (largest_batch(question, point, point.context).size for point in (base, edited))
-    yield "largest batch there", before, after, lambda n: "no limit" if n is None else f"{n:,}"
+    yield "largest batch there", before, after, lambda n: "no limit" if n is None else str(n)
 
 
 def change_line(question: Question, base: Point, edited: Point) -> str:
@@ -173,16 +186,43 @@ def model_notes(model: Model) -> Iterator[str]:
     yield from model.assumes
     if formats := state_formats(model):
         yield f"cached state in {' and '.join(formats)}"
+    for fmt in sorted(model.params_by_format, key=lambda fmt: fmt.name):
+        if fmt.unit in QUANTISED:
+            width = fmt.unit.removeprefix("fp").removeprefix("int")
+            yield (
+                f"{fmt.name} weights multiply in the {fmt.unit} matrix unit: activations are quantised to it as well "
+                f"(W{fmt.element_bits}A{width}), from 16 bits in memory"
+            )
 
 
-def assumptions(points: Sequence[Point], extra: Iterable[str], *, memory_only: bool = False) -> list[str]:
-    """Every assumption behind the points, each once; ``memory_only`` leaves out what only times rest on."""
+def merged(named: Sequence[tuple[str, Iterable[str]]]) -> Iterator[str]:
+    """Lines of several by name: those that all share as they are, others behind the names that they belong to."""
+    lines = [(name, list(own)) for name, own in named]
+    for line in dict.fromkeys(entry for _, own in lines for entry in own):
+        holders = [name for name, own in lines if line in own]
+        yield line if len(holders) == len(lines) else f"{', '.join(holders)}: {line}"
+
+
+def _source_note(point: Point, given: int | None) -> Iterator[str]:
+    encoder = point.variant.model.encoder
+    if given is None and encoder is not None and encoder.tokens is not None:
+        yield f"an encoder's output of {encoder.tokens:,} tokens, as the config fixes it (--source-len sets another)"
+
+
+def assumptions(
+    points: Sequence[Point], extra: Iterable[str], *, memory_only: bool = False, source: int | None = None
+) -> list[str]:
+    """Every assumption behind the points, each once; ``memory_only`` leaves out what only times rest on.
+
+    ``source`` is the length of an encoder's output as given, None for the config's.
+    """
     found: dict[str, None] = dict.fromkeys(extra)
     seen: dict[tuple[str, str], Point] = {}
     for point in points:
         seen.setdefault((point.variant.label, place(point)), point)
-    for point in seen.values():
-        found.update(dict.fromkeys(model_notes(point.variant.model)))
+    models = {point.variant.label: point.variant.model for point in seen.values()}
+    found.update(dict.fromkeys(merged([(label, model_notes(model)) for label, model in models.items()])))
+    found.update(dict.fromkeys(_source_note(points[0], source)))
     if memory_only:
         gpus = {point.accelerator.id: point.accelerator for point in points}.values()
         found.update(dict.fromkeys(f"{gpu.id}: {memory_of(gpu)}" for gpu in gpus))
@@ -195,15 +235,38 @@ def assumptions(points: Sequence[Point], extra: Iterable[str], *, memory_only: b
     shares = sorted({float(point.fraction) for point in points})
     if shares != [1]:
         found[f"memory fraction {', '.join(f'{part:g}' for part in shares)} of the device memory may be used"] = None
-    admitted = points[0].variant.model.max_context
-    longest = max(point.context for point in points)
-    if admitted is not None and longest > admitted:
-        found[f"context {longest:,} is longer than the {admitted:,} that the config admits"] = None
+    found.update(dict.fromkeys(beyond(points[0].variant.model, max(point.longest for point in points))))
     return list(found)
 
 
-def not_modelled(model: Model, points: Sequence[Point] = ()) -> list[str]:
-    """What the numbers leave out."""
+def beyond(model: Model, longest: int) -> Iterator[str]:
+    """That a context is longer than the config admits, where it is."""
+    if model.max_context is not None and longest > model.max_context:
+        yield f"context {longest:,} is longer than the {model.max_context:,} that the config admits"
+
+
+def own_notes(
+    points: Sequence[Point], extra: Sequence[str], *, memory_only: bool = False, source: int | None = None
+) -> Iterator[tuple[list[str], list[str]]]:
+    """(assumptions, what is left out) of each point alone; points of one model, GPU, share and side of the limit share them."""
+    found: dict[Any, tuple[list[str], list[str]]] = {}
+    for point in points:
+        longer = list(beyond(point.variant.model, point.longest))
+        step = point.step
+        sizes = (step.batch, step.context_tokens, step.new_tokens) if point.mesh else ()
+        key = (point.variant.label, point.accelerator.id, point.fraction, point.mesh, sizes, *longer)
+        if key not in found:
+            found[key] = (
+                assumptions([point], extra, memory_only=memory_only, source=source),
+                not_modelled(point.variant.model, [point], memory_only=memory_only),
+            )
+        yield found[key]
+
+
+def not_modelled(model: Model, points: Sequence[Point] = (), *, memory_only: bool = False) -> list[str]:
+    """What the numbers leave out; ``memory_only`` where they are no times."""
+    if memory_only:
+        return [*model.not_modelled, "what an engine reserves for itself"]
     blind = sorted({p.accelerator.id for p in points if "vector" not in p.accelerator.compute})
     elementwise = [f"elementwise time on {', '.join(blind)} (no rate known)"] if blind else []
     exchange = "latency of collectives" if any(point.mesh for point in points) else "collectives"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from roofline.cli.points import Point, Question
 
 DEFAULT_CONTEXT = 4096
+FORMAT_OPTIONS = {"dtype": "dtype", "kv-dtype": "kv_dtype"}
 MOST_CHANGES = 4
 """Combinations of edits whose changes are told in words."""
 
@@ -43,6 +44,27 @@ def _contexts(given: list[str] | None, inputs: Sequence[Any], outputs: Sequence[
         return [DEFAULT_CONTEXT], [f"context {DEFAULT_CONTEXT:,} (--context sets it)"]
     length = "input" if outputs == [None] else "input and output"
     return [None], [f"decode steps at the full length of {length} (--context sets another)"]
+
+
+def _chunk(text: str | None, isl: list[str] | None, no_cache: bool) -> int | None:
+    """Tokens of a prefill step, as given."""
+    if text is None:
+        return None
+    if not isl:
+        raise InputError("prefill-chunk: chunks cut a prompt; add --isl")
+    if no_cache:
+        raise InputError("prefill-chunk: a naive generation keeps no cache that a chunk could follow; leave one of them out")
+    values = sweeps.whole_numbers([text], "prefill-chunk")
+    if len(values) > 1:
+        raise InputError(f"prefill-chunk: {text!r} has several values; give one")
+    return values[0]
+
+
+def _typed(given: dict[str, list[str] | None], edits: Chosen, meshes: Meshes) -> dict[str, list[str]]:
+    """Option -> what it was given, for options that a fix may replace."""
+    found = {option: texts for option, texts in given.items() if texts}
+    found |= {option: [",".join(edits.values[name])] for option, name in FORMAT_OPTIONS.items() if name in edits.values}
+    return found | {axis: [",".join(map(str, sizes))] for axis, sizes in meshes.sizes.items()}
 
 
 def _lengths(isl: list[str] | None, osl: list[str] | None, no_cache: bool) -> tuple[list[int | None], list[int | None]]:
@@ -88,9 +110,10 @@ def _columns(points: Sequence[Point]) -> list[Column]:
         ("output\ntok/s", lambda p: count(float(p.step.output_tok_per_s))),
         ("tok/s\nper user", lambda p: count(float(p.step.output_tok_per_s_per_user))),
         ("bound by", lambda p: p.step.bound_by),
-        ("fits", lambda p: "yes" if p.step.memory.fits else "no"),
+        ("fits", lambda p: "yes" if p.fits else "no"),
     ]
     behind: list[tuple[bool, Column]] = [
+        (first.first is not None, ("prefill\nGiB", lambda p: gib(p.first.memory.required_bytes) if p.first else "-")),
         (first.first is not None, ("TTFT\nbound ms", lambda p: ms(p.first.bound_s if p.first else None))),
         (first.generation is not None, ("E2E\nbound s", lambda p: count(p.generation.e2e_bound_s) if p.generation else "-")),
         (
@@ -120,7 +143,7 @@ def _before(question: Question, points: Sequence[Point], out: Output) -> list[st
     return [*lines, ""]
 
 
-def _after(question: Question, points: Sequence[Point], assumes: list[str], fix: list[str]) -> list[str]:
+def _after(points: Sequence[Point], assumes: list[str], fix: list[str]) -> list[str]:
     from roofline.cli.verdict import not_modelled
 
     lines = ["", *(f"assumes: {line}" for line in assumes)]
@@ -147,6 +170,10 @@ def what_if(
     convention: Convention = "exact",
     memory_fraction: Fraction = None,
     source_len: Source = None,
+    prefill_chunk: Annotated[
+        str | None,
+        typer.Option("--prefill-chunk", metavar="N", help="Tokens of a prompt per prefill step (with --isl).  [default: all]"),
+    ] = None,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compare with naive generation that re-runs the whole sequence per token.")
     ] = False,
@@ -164,7 +191,7 @@ def what_if(
     roofline what-if llama-2-13b --gpu h100-sxm --batch 1:512:x2 --context 1024
     """
     import roofline.cli.points as answers
-    from roofline.cli.verdict import assumptions
+    from roofline.cli.verdict import assumptions, own_notes
     from roofline.configs.load import load_model
 
     inputs, outputs = _lengths(isl, osl, no_cache)
@@ -181,6 +208,7 @@ def what_if(
         convention,
         sweeps.whole_numbers([source_len], "source-len")[0] if source_len else None,
         meshes.all(),
+        _chunk(prefill_chunk, isl, no_cache),
     )
     question.check_size(1 + max(edits.count, int(no_cache)))
     loaded = load_model(model)
@@ -188,16 +216,20 @@ def what_if(
     points = [point for variant in compared for point in question.points(variant)]
     if convention == "lecture":
         assumes.append("all parameters but norms, and the KV read, over the bandwidth; nothing else takes time")
-    assumes = assumptions(points, assumes)
+    given = question.source
     out.note(*_before(question, points, out))
-    out.records((point.record(assumes) for point in points), lambda: _cells(points))
-    missing = [point for point in points if not point.step.memory.fits]
+    out.records(
+        (point.record(*notes) for point, notes in zip(points, own_notes(points, assumes, source=given), strict=True)),
+        lambda: _cells(points),
+    )
+    counted = answers.judged(compared, edits)
+    missing = any(not point.fits for point in points if point.variant in counted)
     fix = []
     if missing and not out.silent:
-        from roofline.cli.fixes import fixes
+        from roofline.cli.fixes import Asked, fixes
 
-        wanted = [point for point in missing if point.variant is compared[-1]]
-        if wanted:
-            fix = fixes(question, min(wanted, key=lambda p: p.step.memory.spare_bytes), loaded, edits, not no_cache)
-    out.note(*_after(question, points, assumes, fix))
+        typed = _typed({"batch": batch, "context": context, "isl": isl, "gpu": gpu}, edits, meshes)
+        typed |= {"prefill-chunk": [prefill_chunk]} if prefill_chunk else {}
+        fix = fixes(Asked(question, loaded, edits, not no_cache, typed), counted)
+    out.note(*_after(points, assumptions(points, assumes, source=given), fix))
     return 1 if check and missing else 0
