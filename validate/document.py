@@ -69,7 +69,7 @@ def _line(row: dict[str, str]) -> list[str]:
     dropped = f"{row['dropped']} ({_percent(row['mape_with_dropped'])})" if row["dropped"] != "0" else ""
     beats = f"{row['bound_violations']}: {row['explained'] or 'unexplained'}" if row["bound_violations"] != "0" else ""
     return [
-        row["class"], row["kernel"], row["dtype"], row["n"], row["median_ratio"], _percent(row["mape"]), _percent(row["p90"]),
+        row["class"], row["kernel"], f"{row['dtype']} {row['band']}".strip(), row["n"], row["median_ratio"], _percent(row["mape"]), _percent(row["p90"]),
         _percent(row["plain"]), _percent(row["target"]), _verdict(row), dropped, beats,
     ]  # fmt: skip
 
@@ -78,7 +78,7 @@ def _gpu(gpu: str) -> Iterator[str]:
     rows = read(gpu)
     whole = [row for row in rows if not row["band"]]
     own = [row for row in whole if row["split"] in ("random", "other_gpu")]
-    judged = [row for row in own if row["target"]]
+    judged = [row for row in rows if row["target"] and row["split"] in ("random", "other_gpu")]
     accelerator = load_accelerator(gpu)
     base = accelerator.calibration.get("base")
     yield f"## {accelerator.name}"
@@ -125,7 +125,7 @@ def _bands(rows: list[dict[str, str]], judged: list[dict[str, str]]) -> Iterator
         return f"{_percent(hit['mape'])} ({hit['n']})" if hit else ""
 
     columns = [*names, *extra]
-    cells = ([r["class"], r["kernel"], r["dtype"], *(cell(r, band) for band in columns)] for r in judged)
+    cells = ([r["class"], r["kernel"], r["dtype"], *(cell(r, band) for band in columns)] for r in judged if not r["band"])
     yield from _table(("class", "kernel", "dtype", *columns), cells)
     yield "</details>"
     yield ""

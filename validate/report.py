@@ -53,7 +53,7 @@ def scores_of(frame: Frame, chip: Chip, expected: Any, split: str, rows: Any, co
             constants=constants, worst=f"{measured[worst] / expected[worst]:.2f}x {key_of(frame, int(worst))}",
             note="; ".join((*reasons, note) if note else reasons),
         )  # fmt: skip
-        yield with_target(score) if band is None else score
+        yield with_target(score)
 
 
 def expect(frame: Frame, gpu: str) -> tuple[Any, Family] | None:

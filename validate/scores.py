@@ -78,7 +78,7 @@ def with_target(score: Score) -> Score:
             (score.cls, entry["class"]), (score.dtype, entry.get("dtype", "*")), (score.kernel, entry.get("kernel", "*")),
             (score.gpu, entry.get("gpu", "h100-sxm")),
         )  # fmt: skip
-        same = (score.split == "other_gpu") == (entry.get("split") == "other_gpu")
+        same = (score.split == "other_gpu") == (entry.get("split") == "other_gpu") and score.band == entry.get("band")
         if same and all(fnmatch(value, pattern) for value, pattern in wanted):
             return replace(score, target=entry["reach"], stretch=entry["stretch"], noise_floor=entry.get("noise"))
     return score

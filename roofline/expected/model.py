@@ -68,7 +68,8 @@ class Chip:
     @cached_property
     def link(self) -> float:
         """One direction of the link between the accelerators of a server [B/s]."""
-        return float(self.accelerator.links["nvlink"].bandwidth.value)
+        links = self.accelerator.links
+        return float(links[next(name for name in ("nvlink", "xgmi", "pcie") if name in links)].bandwidth.value)
 
     @cached_property
     def clock(self) -> float:

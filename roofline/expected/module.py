@@ -2,7 +2,7 @@
 
 Projections overlap their own memory and matrix streams and cost a fixed time each; elementwise kernels stream through
 memory; 8-bit projections pay a pass that quantises their input. A block that the host launches kernel by kernel cannot
-be faster than the host.
+be faster than the host; one that is replayed as a graph has no such floor (column ``eager``).
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ PROJECTION = Constant("projection", 0.5, 0.08, 0.93, "achieved fraction of the m
 PROJECTION_TIME = Constant("projection_us", 5.0, 0.3, 60.0, "fixed time of one projection [us]")
 QUANTISE = Constant("quantise", 0.5, 0.03, 0.93, "achieved fraction of the memory bandwidth where activations are quantised")
 QUANTISE_TIME = Constant("quantise_us", 2.0, 0.05, 20.0, "fixed time of one such pass [us]")
+SELECT = Constant("select_us", 10.0, 0.05, 200.0, "one wave of queries in a selection of fewer than there are [us]")
+SHORT_CTA = Constant("cta_us", 1.0, 0.01, 30.0, CTA.meaning)
 INDEX_MATRIX = Constant("index_matrix", 0.4, 0.01, 0.93, "achieved fraction of the matrix peak in the indexer's scores")
 INDEX_MEMORY = Constant("index_memory", 0.3, 0.005, 0.93, "achieved fraction of the memory bandwidth in scores and selection")
 
@@ -86,11 +88,18 @@ def block_seconds(core: Seconds) -> Seconds:
     """The time model of a block with that core."""
 
     def seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
+        import numpy
+
         total = c["launch_us"] * MICROSECOND + projections_seconds(columns, chip, c) + core(columns, chip, c)
+        if "select_us" in c:
+            waves = numpy.ceil(columns["core.sequences"] / chip.sms)
+            total = total + columns["selects"] * waves * c["select_us"] * MICROSECOND
         total = total + columns["other.bytes"] / (chip.bandwidth * c["memory"])
         if "index_memory" in c:
             total = total + index_seconds(columns, chip, c)
-        return overlap(HOST_OVERLAP, total, c["host_us"] * MICROSECOND) if "host_us" in c else total
+        if "host_us" not in c:
+            return total
+        return overlap(HOST_OVERLAP, total, c["host_us"] * MICROSECOND * columns.get("eager", 1.0))
 
     return seconds
 
@@ -99,13 +108,25 @@ PROJECTIONS = (PROJECTION, PROJECTION_TIME)
 QUANTISED = (QUANTISE, QUANTISE_TIME)
 _DECODE, _PREFILL = block_seconds(core_seconds), block_seconds(tiles_seconds)
 
+
+def _joined(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
+    """A block whose core joins memory and matrix units as the prior says."""
+    return _DECODE(columns, chip, {**c, "overlap": OVERLAP.start})
+
+
 MODULE_DECODE = Model("module_decode", (LAUNCH, HOST, MEMORY, MATRIX, CTA, OVERLAP, *PROJECTIONS), _DECODE)
 MODULE_PREFILL = Model("module_prefill", (LAUNCH, HOST, MEMORY, MATRIX, EXPONENT, QUERY_TILE, *PROJECTIONS), _PREFILL)
-SPARSE_DECODE = Model("sparse_decode", (LAUNCH, MEMORY, MATRIX, CTA, OVERLAP, *PROJECTIONS, INDEX_MEMORY), _DECODE)
+SPARSE_DECODE = Model(
+    "sparse_decode", (LAUNCH, HOST, MEMORY, MATRIX, CTA, *PROJECTIONS, INDEX_MEMORY),
+    _joined,
+)  # fmt: skip
 SPARSE_PREFILL = Model(
     "sparse_prefill", (LAUNCH, HOST, MEMORY, MATRIX, *PROJECTIONS, INDEX_MATRIX, INDEX_MEMORY),
     lambda columns, chip, c: _DECODE(columns, chip, {**c, "cta_us": 0.0, "overlap": OVERLAP.start}),
 )  # fmt: skip
+
+COMPRESSED_DECODE = Model("compressed_decode", (LAUNCH, MEMORY, MATRIX, CTA, *PROJECTIONS, INDEX_MEMORY, SELECT), _joined)
+COMPRESSED_PREFILL = Model("compressed_prefill", (LAUNCH, MEMORY, MATRIX, SHORT_CTA, *PROJECTIONS, INDEX_MEMORY, SELECT), _joined)
 
 
 def quantised(model: Model) -> Model:

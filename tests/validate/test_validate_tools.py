@@ -112,15 +112,6 @@ def test_own_measurements_are_checked_fitted_and_reported(tmp_path: Path, capsys
     assert run(["validate", "own", "--file", str(path), "-q"]) == 1
 
 
-def test_kernels_without_records_exit_with_3(capsys) -> None:
-    from roofline.validate import record
-
-    if any((Path(record.__file__).parent / "measurements").glob("*.json")):
-        pytest.skip("there are GPU records")
-    assert run(["validate", "kernels"]) == 3
-    assert "no GPU records" in capsys.readouterr().err
-
-
 def test_unknown_subjects_and_classes_are_named(capsys) -> None:
     assert run(["validate", "silicn"]) == 2
     assert "Did you mean 'silicon'" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -50,17 +51,22 @@ class Group:
 
 
 def slower_than_double(keys: Any, factor: float) -> Any:
-    """Rows slower by ``factor`` than the row with the same layer and tokens on half the ranks (twice the work each)."""
+    """Rows slower by ``factor`` than the same layer with more work: on half the ranks, or with the next number of tokens."""
     import numpy
 
     index = [*WORK, "moe_tp_size", "moe_ep_size"]
     latency = keys.groupby(index)["latency"].mean().to_dict()
     columns = [keys[name].tolist() for name in index]
+    counts = sorted(set(columns[0]))
+    following = dict(itertools.pairwise(counts))
     bad = numpy.zeros(len(keys), dtype=bool)
-    for number, (*work, tp, ep) in enumerate(zip(*columns, strict=True)):
-        mine = latency[*work, tp, ep]
-        doubles = (latency.get((*work, tp // 2, ep)), latency.get((*work, tp, ep // 2)))
-        bad[number] = any(double is not None and mine > factor * double for double in doubles)
+    for number, (tokens, *layer, tp, ep) in enumerate(zip(*columns, strict=True)):
+        mine = latency[tokens, *layer, tp, ep]
+        more = (
+            latency.get((tokens, *layer, tp // 2, ep)), latency.get((tokens, *layer, tp, ep // 2)),
+            latency.get((following.get(tokens), *layer, tp, ep)),
+        )  # fmt: skip
+        bad[number] = any(other is not None and mine > factor * other for other in more)
     return bad
 
 

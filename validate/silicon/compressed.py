@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from roofline.components.compressed import CompressedAttention
-from roofline.expected.module import SPARSE_DECODE, SPARSE_PREFILL, quantised
+from roofline.expected.module import COMPRESSED_DECODE, COMPRESSED_PREFILL, quantised
 from roofline.formats import BF16, FORMATS
 from roofline.validate.silicon.attention import KV, SHORT
 from roofline.validate.silicon.blocks import scatter_block
@@ -49,10 +49,17 @@ def _module(table: Table, rows: Any, gemm: str, every: int, phase: str) -> Frame
     for (model, heads, kv), index in structures(rows, ["model", "num_heads", "kv_cache_dtype"]):
         part = numbers.at(index)
         work = Work(part["batch_size"], part["isl"], part["step"])
-        _, units = scatter_block(scatter, index, block(model, heads, gemm, kv, every).parts, work)
-        for name, value in {"core.heads": heads, "core.sequences": work.B * work.T, "core.entries": 0}.items():
+        whole = block(model, heads, gemm, kv, every)
+        _, units = scatter_block(scatter, index, whole.parts, work)
+        selects = 1.0 * ((work.S + work.T) / every > whole.k) if whole.k is not None else 0.0
+        for name, value in {
+            "selects": selects,
+            "core.heads": heads,
+            "core.sequences": work.B * work.T,
+            "core.entries": 0,
+        }.items():
             scatter.put("columns", name, index, value)
-    model_of_time = quantised(SPARSE_DECODE if phase == "decode" else SPARSE_PREFILL)
+    model_of_time = quantised(COMPRESSED_DECODE if phase == "decode" else COMPRESSED_PREFILL)
     return make(
         table, rows, CLASSES[every], SHORT.get(gemm, gemm), phase, scatter.cost, model_of_time,
         {**scatter.columns, **units}, ["model", "num_heads"], "model", phase,

@@ -76,7 +76,7 @@ def _family(table: Table, rows: Any, cls: str, kernel: str, phase: str) -> Frame
             scatter.put("columns", name, index, value)
     llm = "model_name" if "model_name" in rows else None
     shared = table.framework != "trtllm" and "qkv3" not in kernel
-    family = f"={kernel.removesuffix('_packed_decode')}" if shared else kernel
+    family = f"={kernel}" if shared and cls == "gated_delta" else kernel
     return make(table, rows, cls, "bf16", f"{kernel}/{phase}", scatter.cost, model, scatter.columns, STRUCTURE, llm, family)
 
 

@@ -151,18 +151,20 @@ NOISE = {
     "LinearKernel": "", "Kernel": "", "ScaledMM": "", "torch.nn.functional.": "", "moe_torch_flow_": "", "torch_flow ": "",
     "default ": "", "default/": "", "dsa_": "", "gemm_nt_f8f8bf16 ": "", "flash_attn_": "", "experts": "", "/decode": "",
     "/prefill": "", "sgl_kernel_": "", "-kv-": "/", "kv-": "", "_as_silu": "", "mxfp4monolithic": "", "_scaled_mm": "",
-    "flash_attention": "fa", "torch_linear": "linear",
+    "flash_attention": "fa", "torch_linear": "linear", "causal_conv1d": "conv", "_gating_delta_rule": "",
+    "gated_delta_rule": "rule", "flashinfer_cutlass_moe": "flashinfer", "_packed_decode": "",
 }  # fmt: skip
 """Fillers of kernel names, and what is left of them in the names of families."""
 
 
 def family_name(framework: str, family: str) -> str:
     """A family's name: framework and kernel, the framework once and fillers left out; "=kernel" is shared by frameworks."""
-    if family.startswith("="):
-        return family[1:]
-    text = family.removeprefix(f"{framework}_").removeprefix(f"{framework}.")
+    shared = family.startswith("=")
+    text = family[1:] if shared else family.removeprefix(f"{framework}_").removeprefix(f"{framework}.")
     for filler, rest in NOISE.items():
         text = text.replace(filler, rest)
+    if shared:
+        return text
     return f"{framework}/{text}"
 
 

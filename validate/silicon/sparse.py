@@ -24,6 +24,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "GlmMoeDsaForCausalLM": {"D": 6144, "Q": 2048, "R": 512, "P": 64, "H": 192, "value_dim": 256, "index_heads": 32},
 }
 SELECTED = 2048
+MOST_GRAPHED = 256
 STEP_COUNTS_NEW = ("vllm", "trtllm")
 GRAPHED = ("trtllm",)
 """Frameworks that replay a prefill as a graph: elsewhere the host sets the pace, and that depends on the weight format."""
@@ -38,6 +39,11 @@ def frames(gpu: str) -> Iterator[Frame]:
             by = ["kernel_source", "gemm_type", "kv_cache_dtype"]
             for (kernel, gemm, kv), rows in table.rows.groupby(by, sort=True):
                 yield _module(table, rows.reset_index(drop=True), kernel, gemm, kv, decode)
+
+
+def eager_decode(framework: str, batch: Any) -> Any:
+    """Whether a decode step of that batch is launched kernel by kernel: SGLang captures graphs up to a batch of 256."""
+    return 1.0 * (batch > MOST_GRAPHED) if framework == "sglang" else 0.0
 
 
 def block(architecture: str, heads: int, gemm: str, kv: str, kernel: str) -> MLA:
@@ -68,9 +74,10 @@ def _module(table: Table, rows: Any, kernel: str, gemm: str, kv: str, decode: bo
         if not decode and not dense and table.framework in PADS_SELECTION:
             padding = SELECTED * work.T / whole.reach.pairs(work.T, work.S)
             scatter.put("columns", "core.flops", index, scatter.columns["core.flops"][index] * padding)
+        eager = eager_decode(table.framework, work.B) if decode else 1.0
         for name, value in {
             "core.heads": heads, "core.sequences": work.B * work.T, "core.entries": SELECTED, "core.tokens": work.T,
-            "core.behind": work.S, "core.groups": heads, "core.heads_per_group": 1,
+            "eager": eager, "core.behind": work.S, "core.groups": heads, "core.heads_per_group": 1,
             "core.width": whole.H + whole.P, "core.value_width": whole.value_width,
         }.items():  # fmt: skip
             scatter.put("columns", name, index, value)
