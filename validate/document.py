@@ -69,8 +69,8 @@ def _line(row: dict[str, str]) -> list[str]:
     dropped = f"{row['dropped']} ({_percent(row['mape_with_dropped'])})" if row["dropped"] != "0" else ""
     beats = f"{row['bound_violations']}: {row['explained'] or 'unexplained'}" if row["bound_violations"] != "0" else ""
     return [
-        row["class"], row["kernel"], f"{row['dtype']} {row['band']}".strip(), row["n"], row["median_ratio"], _percent(row["mape"]), _percent(row["p90"]),
-        _percent(row["plain"]), _percent(row["target"]), _verdict(row), dropped, beats,
+        row["class"], row["kernel"], f"{row['dtype']} {row['band']}".strip(), row["n"], row["median_ratio"],
+        *(_percent(row[name]) for name in ("mape", "p90", "plain", "target")), _verdict(row), dropped, beats,
     ]  # fmt: skip
 
 

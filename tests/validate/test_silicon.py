@@ -18,7 +18,7 @@ from roofline.validate.fitting import fit, sample
 from roofline.validate.gate import compare_predictions, predictions
 from roofline.validate.report import score_silicon
 from roofline.validate.silicon import routing
-from roofline.validate.silicon.bad import slower_than_double
+from roofline.validate.silicon.bad import entries, slower_than_double
 from roofline.validate.silicon.source import hashes
 from roofline.validate.silicon.suite import beats_bound, bound, chip_of, frames
 from roofline.work import Work
@@ -175,6 +175,18 @@ def test_rows_slower_than_twice_their_work_are_found() -> None:
         {**work, "moe_tp_size": 2, "moe_ep_size": 4, "latency": 1.2},
     ])  # fmt: skip
     assert slower_than_double(rows, 1.25).tolist() == [False, True, False]
+
+
+def test_rows_leave_only_within_their_group_s_share() -> None:
+    found = list(frames(GPU, ["moe", "quantize", "attention_prefill"]))
+    for group in entries():
+        mine = [frame for frame in found if group.matches(frame)]
+        rows = sum(len(frame) for frame in found if group.rule != "all" or frame.cls == group.cls)
+        of = sum(map(len, mine)) if group.rule != "all" else rows
+        picked = sum(int(group.rows(frame).sum()) for frame in mine)
+        assert picked <= group.share * of, group.reason
+        if group.gpu == "*":
+            assert picked > 0, f"nothing is left to drop: {group.reason}"
 
 
 def test_bound_of_an_all_reduce_is_one_pass_over_the_link() -> None:
