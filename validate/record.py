@@ -6,6 +6,7 @@ Fractions are rounded to four digits; the full report is what ``roofline validat
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,22 @@ def read(gpu: str, folder: Path = RECORDS) -> list[dict[str, str]]:
         return []
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def harder(gpu: str, classes: Iterable[str] | None = None) -> list[Score]:
+    """The recorded scores of the splits that need refits (unseen shapes and models, the larger half, another framework)."""
+    wanted = None if classes is None else set(classes)
+    found = []
+    for row in read(gpu):
+        if row["split"] in ("random", "other_gpu") or (wanted is not None and row["class"] not in wanted):
+            continue
+        ratio, mape, p90, plain = (float(row[name]) for name in ("median_ratio", "mape", "p90", "plain"))
+        note = f"recorded; {row['note']}".rstrip("; ")
+        found.append(Score(
+            row["gpu"], row["class"], row["dtype"], row["kernel"], row["split"], row["band"] or None, int(row["n"]), ratio, mape,
+            p90, math.nan, plain, constants=int(row["constants"]), note=note,
+        ))  # fmt: skip
+    return found
 
 
 def recorded_gpus(folder: Path = RECORDS) -> list[str]:

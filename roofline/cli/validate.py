@@ -55,10 +55,12 @@ def _show_scores(scores: Sequence[Any], out: Output) -> None:
 
 
 def _silicon(gpu: str, classes: list[str] | None, out: Output, plots: str | None) -> int:
+    from roofline.accelerator import load_accelerator
+    from roofline.validate.record import harder
     from roofline.validate.report import score_silicon
 
     scores = score_silicon(gpu, classes)
-    _show_scores(scores, out)
+    _show_scores([*scores, *harder(load_accelerator(gpu).id, classes)], out)
     whole = [score for score in scores if score.band is None]
     judged = [score for score in scores if score.met is not None]
     unexplained = sum(score.bound_violations for score in whole if not score.explained)

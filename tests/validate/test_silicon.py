@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from roofline.cli import run
 from roofline.components.attention import Attention
 from roofline.components.linear import Linear
 from roofline.cost import Cost
@@ -145,6 +147,14 @@ def test_report_has_the_keys_of_the_contract_and_meets_what_it_met() -> None:
     whole = [score for score in scores if score.band is None]
     assert {score.split for score in whole} == {"random"}
     assert all(score.met for score in whole if score.cls in ("mhc", "all_reduce") and score.met is not None)
+
+
+def test_json_report_holds_every_split(capsys) -> None:
+    assert run(["validate", "silicon", "--class", "gemm", "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {record["split"] for record in found} == {"random", "unseen_shape", "larger", "other_framework"}
+    bf16 = {r["kernel"]: r["mape"] for r in found if r["split"] == "larger" and "bf16" in f"{r['kernel']} {r['dtype']}"}
+    assert all(error < 0.12 for kernel, error in bf16.items() if "per-head" not in kernel)
 
 
 def test_h200_is_predicted_from_the_constants_of_the_h100() -> None:
