@@ -99,6 +99,21 @@ def test_bench_refuses_an_unknown_kernel_with_the_nearest_name() -> None:
     assert "Did you mean 'gemm'" in done.stderr
 
 
+def test_table_of_evidence_has_the_promised_keys_and_agrees() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "roofline", "validate", "kernels", "--class", "rmsnorm", "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert all(set(KEYS) <= set(row) for row in rows)
+    counted = [row for row in rows if row["counted_bytes"] is not None]
+    assert {row["case"] for row in counted} == {case.name for case in load("rmsnorm").cases}
+    assert all(row["counted_bytes"] == row["expected_bytes"] for row in counted)
+    compiled = [row for row in rows if row["registers"] is not None]
+    assert {row["case"] for row in compiled} == {build.case.name for build in load("rmsnorm").builds}
+    assert all(row["spills"] == 0 for row in compiled)
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(600)
