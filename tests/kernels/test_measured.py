@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +23,10 @@ from roofline.kernels.types import TYPES
 from roofline.validate import measured
 from roofline.validate.kernels import EXTRA, KEYS, summary
 from roofline.validate.kernels import measured as measured_rows
-from roofline.validate.measured import NoGPU, Roofs, gpu_id, need_gpu, quantiles, records, save
+from roofline.validate.measured import NoGPU, Roofs, Times, gpu_id, need_gpu, quantiles, records, save
 
 ROOT = Path(__file__).parents[2]
-ROOFS = Roofs(4e12, {"bf16": 8e14, "fp8": 16e14}, 5e-6, 2e-6)
+ROOFS = Roofs(4e12, {"bf16": 8e14, "fp8": 16e14, "int8": 16e14, "fp32": 5e13}, 5e-6, 2e-6)
 RECORD = {
     "date": "2026-01-02T030405Z", "gpu": "NVIDIA H200",
     "measurements": [
@@ -82,6 +85,41 @@ def test_every_kernel_has_shapes_to_measure_and_their_useful_work(name: str) -> 
         useful = spec.expected(case, inputs).useful
         assert useful.bytes > 0
         assert set(useful.flops) <= {"vector", "special", *(entry.format.unit for entry in TYPES.values())}
+
+
+class NoClock:
+    """Runs calls once and keeps what the last one gave."""
+
+    def both(self, calls: list[Callable[[], Any]]) -> tuple[Times, Times, None]:
+        self.out = [call() for call in calls][-1]
+        times = Times(1e-3, 1e-3, 1e-3, 1, "none")
+        return times, times, None
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(
+    "name", ["gemm", "gated_mlp", "flash_attention", "flash_decoding", "mla_prefill", "rmsnorm", "unfused_attention"]
+)
+def test_the_library_that_a_kernel_is_compared_with_does_the_same(name: str) -> None:
+    """At a proof case, through the whole measurement but its clock."""
+    spec = load(name)
+    here = dataclasses.replace(spec, inputs=lambda case, device: spec.inputs(case, "cpu"))
+    assert spec.library is not None
+    compared = 0
+    for case in spec.cases:
+        tensors = spec.inputs(case, "cpu")
+        if compared == 2 or spec.library(case, tensors) is None:
+            continue
+        clock = NoClock()
+        found = measured.measure(here, case, ROOFS, clock)  # type: ignore[arg-type]
+        right = next(iter(spec.reference(case, tensors).values()))
+        heads_first = clock.out.dim() == 4 and clock.out.numel() == right.numel()
+        out = clock.out.transpose(1, 2).reshape(right.shape) if heads_first else clock.out
+        assert (out.double() - right.double()).abs().max() < 2e-2 * right.double().abs().max()
+        assert (found.library_ratio, found.comment) == (1.0, "")
+        assert found.roof_fraction == pytest.approx(ROOFS.seconds(spec.expected(case, tensors).useful) / 1e-3)
+        compared += 1
+    assert compared
 
 
 @NO_GPU
