@@ -61,8 +61,8 @@ class Denoising:
 
     @property
     def tokens_per_step(self) -> Any:
-        """Tokens that a step finishes on average."""
-        return ratio(self.block, self.steps)
+        """Tokens that a step finishes on average; a last block that is shorter takes as many steps."""
+        return ratio(self.output_tokens, self.steps * ceil_div(self.output_tokens, self.block))
 
     def sequences(self, batch: int) -> int:
         """Sequences that a step runs for ``batch`` requests."""

@@ -78,7 +78,7 @@ def test_what_is_wrong_with_a_plan_is_named(cli: Cli, arguments: list[str], said
 
 
 def test_a_model_without_softmax_attention_is_no_denoiser(cli: Cli) -> None:
-    assert "softmax attention" in cli("diffusion", "mamba2-2.7b", "-g", "h100-sxm").err
+    assert "attention with key-value heads" in cli("diffusion", "mamba2-2.7b", "-g", "h100-sxm").err
 
 
 def test_an_encoder_decoder_is_no_denoiser(cli: Cli) -> None:

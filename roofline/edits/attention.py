@@ -49,7 +49,7 @@ def unfused() -> Edit:
     return Edit(
         "--attention unfused",
         lambda model: map_blocks(
-            model, AttentionBlock, lambda block: replace(block, fused=False), "--attention unfused", "softmax attention"
+            model, AttentionBlock, lambda block: replace(block, fused=False), "--attention unfused", "attention with key-value heads"
         ),
     )
 
@@ -62,7 +62,7 @@ def bidirectional() -> Edit:
             raise InputError(f"diffusion: attention with a {block.mask} mask cannot be made bidirectional")
         return replace(block, mask="full")
 
-    return Edit("--bidirectional", lambda model: map_blocks(model, AttentionBlock, one, "diffusion", "softmax attention"))
+    return Edit("--bidirectional", lambda model: map_blocks(model, AttentionBlock, one, "diffusion", "attention with key-value heads"))
 
 
 def pattern(text: str) -> Edit:
@@ -84,7 +84,7 @@ def pattern(text: str) -> Edit:
         return replace(block, mask="window", size=size)
 
     return Edit(
-        f"--pattern {text}", lambda model: map_layers_in_order(model, AttentionBlock, one, "--pattern", "softmax attention")
+        f"--pattern {text}", lambda model: map_layers_in_order(model, AttentionBlock, one, "--pattern", "attention with key-value heads")
     )
 
 
@@ -101,7 +101,7 @@ def share_kv_every(layers: int) -> Edit:
 
     return Edit(
         f"--share-kv-every {layers}",
-        lambda model: map_layers_in_order(model, AttentionBlock, one, "--share-kv-every", "softmax attention"),
+        lambda model: map_layers_in_order(model, AttentionBlock, one, "--share-kv-every", "attention with key-value heads"),
     )
 
 
@@ -175,6 +175,6 @@ def swap_attention(text: str) -> Edit:
 
     return Edit(
         f"--swap-attention {text}",
-        lambda model: map_layers_in_order(model, AttentionBlock, one, "--swap-attention", "softmax attention"),
+        lambda model: map_layers_in_order(model, AttentionBlock, one, "--swap-attention", "attention with key-value heads"),
         note,
     )

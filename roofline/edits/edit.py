@@ -75,7 +75,7 @@ def map_blocks(model: Model, kind: Any, change: Callable[[Any], Component], flag
 
     edited = map_layers(model, one)
     if not found:
-        raise InputError(f"{flag}: {model.name} has no {what} to change")
+        raise InputError(f"{flag}: {model.name} has no {what} here (edits apply in the order in which they are typed)")
     return edited
 
 
@@ -96,5 +96,5 @@ def map_layers_in_order(model: Model, kind: Any, change: Callable[[int, Any], Co
         edited = map_component(layer, one)
         layers.append(made.setdefault(edited, edited))
     if number == 0:
-        raise InputError(f"{flag}: {model.name} has no {what} to change")
+        raise InputError(f"{flag}: {model.name} has no {what} here (edits apply in the order in which they are typed)")
     return replace(model, layers=tuple(layers))
