@@ -148,12 +148,18 @@ class Model:
         The workspace is the largest sum of one kernel's activation inputs and outputs: what the maths needs beside
         weights and state, not what an engine reserves.
         """
-        costs = [(number, part.cost(work)) for number, part in self.counted]
         workspace: Any = 0
-        for _, cost in costs:
-            held = cost.activation_bytes
-            workspace = maximum(workspace, held)
-        return Cost.total(costs), workspace
+
+        def costs() -> Iterator[tuple[int, Cost]]:
+            """One kernel after another, so that the arrays of a sweep are freed before the next ones are made."""
+            nonlocal workspace
+            for number, part in self.counted:
+                cost = part.cost(work)
+                workspace = maximum(workspace, cost.activation_bytes)
+                yield number, cost
+
+        total = Cost.total(costs())
+        return total, workspace
 
     def _components(self) -> Iterator[tuple[int, Component]]:
         yield from self.sections
