@@ -153,3 +153,9 @@ def test_quantised_activations_and_an_encoders_length_are_assumptions(cli: Cli) 
     assert "W8A8" not in cli("what-if", "llama-3.1-8b", "-g", "h100", "--dtype", "int4-g128").out
     assert "encoder's output of 1,500 tokens" in cli("what-if", "whisper-large-v3", "-g", "h100").out
     assert "1,500" not in cli("what-if", "whisper-large-v3", "-g", "h100", "--source-len", 700).out
+
+
+def test_the_check_of_an_engine_judges_the_edited_rows(cli: Cli) -> None:
+    sizes = ("fit", "llama-3.1-70b", "-g", "h100-sxm", "--engine", "vllm", "--max-model-len", 4096, "--check")
+    assert cli(*sizes).code == 1
+    assert cli(*sizes, "--dtype", "int4-g128").code == 0

@@ -251,13 +251,13 @@ def test_command_without_a_target_gives_the_formulas(capsys):
 
 def test_command_weighs_trees(capsys):
     code, out, _ = cli(
-        capsys, "vicuna-13b-v1.3", "--draft-cost", "0.02", "--tree", "4,64", "--accuracy", "0.7,0.15", "--accuracy", "0.6,0.15",
+        capsys, "vicuna-13b-v1.3", "--draft-cost", "0.02", "--tree", "4,6", "--accuracy", "0.7,0.15", "--accuracy", "0.6,0.15",
         "--gpu", "a100-80gb", "--batch", "1,256", "--context", "128", "--json",
     )  # fmt: skip
     small, large = ([r for r in json.loads(out) if r["batch"] == batch] for batch in (1, 256))
     assert code == 0
     assert small[-1]["expected_tokens"] > small[0]["expected_tokens"]
-    assert large[-1]["verify_bound_s"] > 1.3 * large[0]["verify_bound_s"], "at batch 256 every node costs arithmetic"
+    assert large[-1]["verify_bound_s"] > 1.1 * large[0]["verify_bound_s"], "at batch 256 every node costs arithmetic"
 
 
 def test_command_on_a_mesh(capsys):

@@ -15,6 +15,7 @@ from roofline.errors import RooflineError
 
 OK, FINDING, BAD_INPUT, MISSING, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
 LONGEST_MESSAGE = 600
+COMPLETION = ("--install-completion", "--show-completion")
 
 EXTRAS = {
     "torch": "kernels", "triton": "kernels", "aiconfigurator_core": "silicon", "scipy": "silicon", "pyarrow": "silicon",
@@ -57,10 +58,15 @@ def run(arguments: Sequence[str]) -> int:
     from roofline.cli.app import command
 
     click_error = typer.BadParameter.__mro__[2]
+    completion = bool(arguments) and arguments[0] in COMPLETION
+    if completion and len(arguments) > 1:
+        return _fail(
+            BAD_INPUT, f"{arguments[0]}: {arguments[1]!r} is one argument too many; it recognises the shell that runs it"
+        )
     try:
         result = command().main(args=list(arguments), prog_name="roofline", standalone_mode=False)
         sys.stdout.flush()
-        return result if isinstance(result, int) else OK
+        return BAD_INPUT if completion and result else result if isinstance(result, int) else OK
     except RooflineError as error:
         return _fail(BAD_INPUT, str(error))
     except ModuleNotFoundError as error:
@@ -68,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
             return _internal(error)
         return _missing(error)
     except OSError as error:
-        return _fail(BAD_INPUT, f"{error.strerror or error}: {error.filename or 'a file'}")
+        return _fail(BAD_INPUT, f"{error.strerror or error}: {error.filename or 'the answer cannot be written to stdout'}")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except Exception as error:
@@ -77,7 +83,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _internal(error: Exception) -> int:
     if os.environ.get("ROOFLINE_DEBUG"):
-        raise error
+        import traceback
+
+        traceback.print_exception(error)
     name = type(error).__name__
     return _fail(INTERNAL, f"internal: {name}: {error}; please report this with the command line (ROOFLINE_DEBUG=1 shows where)")
 
@@ -86,7 +94,16 @@ def main() -> NoReturn:
     """The ``roofline`` command; a reader that closes the pipe (``| head``) ends it quietly, as it ends other tools."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.exit(_fail(BAD_INPUT, "stdout is closed, so there is nowhere to write the answer to"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

@@ -10,7 +10,7 @@ import typer
 
 from roofline.cli import sweeps
 from roofline.cli.bundles import Bundle
-from roofline.cli.options import SWEEP
+from roofline.cli.options import SWEEP, complete_list
 from roofline.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -42,13 +42,17 @@ class EditOption:
         """The option as a Python name."""
         return self.flag.lstrip("-").replace("-", "_")
 
+    def complete(self, incomplete: str) -> list[str]:
+        """Values that begin so, also behind a comma."""
+        return complete_list(self.completions, incomplete)
+
     @property
     def annotation(self) -> Any:
         """The option as typer reads it."""
         spellings = (self.flag, self.alias) if self.alias else (self.flag,)
         return Annotated[
             list[str] | None,
-            typer.Option(*spellings, metavar=self.metavar, help=self.help, autocompletion=lambda: list(self.completions)),
+            typer.Option(*spellings, metavar=self.metavar, help=self.help, autocompletion=self.complete),
         ]
 
 
@@ -83,7 +87,15 @@ EDITS = (
     EditOption("--share-kv-every", "Layers that share keys and values (CLA).", sweeps.whole_numbers, "share_kv_every"),
     EditOption("--mla-rank", "Rank of the latent; turns GQA into MLA.", sweeps.whole_numbers, "mla_rank"),
     EditOption("--attention", "fused, or unfused: scores written and read.", _kernels, "unfused", "NAME", KERNELS),
-    EditOption("--dtype", "Format of the weights.", sweeps.names, "dtype", "FORMAT", WEIGHTS, "--quant"),
+    EditOption(
+        "--dtype",
+        "Format of the weights: bf16, fp8, int4-g128, nvfp4, q4_k, ...",
+        sweeps.names,
+        "dtype",
+        "FORMAT",
+        WEIGHTS,
+        "--quant",
+    ),
     EditOption("--kv-dtype", "Format of cached keys and values.", sweeps.names, "kv_dtype", "FORMAT", ("bf16", "fp8")),
 )
 """Every edit that the command line offers, in the order of the help; they are applied in the order in which they are typed."""

@@ -12,6 +12,8 @@ from roofline.cli.output import OUTPUT, Output
 from roofline.errors import InputError
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from roofline.formulas import Formula
 
 
@@ -21,21 +23,34 @@ def _complete_components(incomplete: str) -> list[str]:
     return [name for name in BOOK if name.startswith(incomplete)]
 
 
-def _letters(texts: list[str] | None) -> dict[str, int]:
-    """Numbers for letters: ["S=1024", "B=64"]."""
+def _letters(texts: list[str] | None) -> dict[str, int | Fraction]:
+    """Numbers for letters: ["S=1024", "B=64", "w=1/2"]. Raises InputError for a letter that is set twice."""
     from roofline.cli.sweeps import whole_numbers
+    from roofline.symbols import ALPHABET
 
-    found = {}
+    found: dict[str, int | Fraction] = {}
     for text in texts or []:
         for term in text.split(","):
-            letter, equals, number = term.partition("=")
+            letter, equals, number = (piece.strip() for piece in term.partition("="))
             if not equals:
                 raise InputError(f"set: {term!r} sets nothing; write a letter and its value, such as S=1024")
-            values = whole_numbers([number], f"set {letter.strip()}", least=0)
-            if len(values) > 1:
-                raise InputError(f"set: {term!r} has several values; a formula takes one")
-            found[letter.strip()] = values[0]
+            if letter in found:
+                raise InputError(f"set: {letter} is set twice; give each letter one value")
+            if letter in ALPHABET and ALPHABET[letter].unit == "bytes":
+                found[letter] = _width(letter, number)
+            else:
+                found[letter] = whole_numbers([number], f"set {letter}", least=0)[0]
     return found
+
+
+def _width(letter: str, text: str) -> Fraction:
+    """Bytes of an element: 2, 0.5 or 1/2."""
+    from fractions import Fraction
+
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"set {letter}: {text!r:.40} is not a number of bytes; write one such as 2, 0.5 or 1/2") from None
 
 
 def _at_ridge(found: Formula, gpu: str) -> dict[str, str]:
@@ -46,7 +61,7 @@ def _at_ridge(found: Formula, gpu: str) -> dict[str, str]:
     where = f"batch at the ridge of {accelerator.id}, {accelerator.ridge():,.1f} FLOP/B"
     if batch is None:
         return {where: "none: no batch reaches it"}
-    return {where: str(batch) if batch.free_symbols else f"{float(batch):,.1f}"}
+    return {where: str(batch.evalf(6)) if batch.free_symbols else f"{float(batch):,.1f}"}
 
 
 @bundled(out=OUTPUT)
@@ -78,6 +93,7 @@ def formula(
 ) -> int:
     """The formulas themselves: FLOPs, bytes, intensity and its limits, printed from the code that computes every number.
 
+    \b
     roofline formula attention
     roofline formula attention --model llama-2-13b --set S=1024
     """
@@ -87,6 +103,10 @@ def formula(
         out.write(formulas.markdown().rstrip())
         return 0
     if component is None:
+        if sets or model:
+            raise InputError(
+                f"component: say which formula {'--set' if sets else '--model'} is for (roofline formula lists them)"
+            )
         from roofline.formula_book import BOOK
 
         entries = [{"name": name, "title": entry.title} for name, entry in BOOK.items()]

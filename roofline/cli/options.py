@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,11 +18,17 @@ SWEEP = "N|LIST|SWEEP"
 PACKAGE = Path(__file__).parent.parent
 
 
+def complete_list(known: Iterable[str], incomplete: str) -> list[str]:
+    """What the last name of a list with commas may become, with what stands before it."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in known if name.startswith(last)]
+
+
 def _stems(folder: str) -> Callable[[str], list[str]]:
-    """A completion from the file names of a folder of the package; nothing is read."""
+    """A completion from the file names of a folder of the package, also behind a comma; nothing is read."""
 
     def complete(incomplete: str) -> list[str]:
-        return sorted(path.stem for path in (PACKAGE / folder).glob("*.toml") if path.stem.startswith(incomplete))
+        return complete_list(sorted(path.stem for path in (PACKAGE / folder).glob("*.toml")), incomplete)
 
     return complete
 
@@ -73,4 +79,5 @@ def accelerators(names: list[str] | None) -> list[Accelerator]:
         raise InputError(
             f"gpu: say which accelerator, as in --gpu {', --gpu '.join(known or accelerator_ids()[:5])} (roofline gpus)"
         )
-    return [load_accelerator(name) for name in sweeps.names(names, "gpu")]
+    found = {gpu.id: gpu for gpu in map(load_accelerator, sweeps.names(names, "gpu"))}
+    return list(found.values())

@@ -103,14 +103,15 @@ class Output:
             return
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(records[0])
-        writer.writerows([_csv_cell(value) for value in record.values()] for record in records)
+        writer.writerows([_csv_cell(key, value) for key, value in record.items()] for record in records)
 
 
-def _csv_cell(value: Any) -> Any:
+def _csv_cell(key: str, value: Any) -> Any:
+    """A value of a CSV: flags with spaces between them, so that they paste, other lists with semicolons."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return "; ".join(str(item) for item in value)
+        return (" " if key == "edits" else "; ").join(str(item) for item in value)
     return json.dumps(value) if isinstance(value, dict) else value
 
 

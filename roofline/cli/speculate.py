@@ -10,7 +10,7 @@ from roofline.cli import sweeps
 from roofline.cli.bundles import bundled
 from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
 from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
-from roofline.cli.options import SWEEP, Batch, Context, Gpu, accelerators, complete_models
+from roofline.cli.options import SWEEP, Batch, Check, Context, Gpu, accelerators, complete_models
 from roofline.cli.output import OUTPUT, Cells, Output
 from roofline.errors import InputError
 
@@ -42,9 +42,12 @@ def _cost(text: str | None) -> Fraction | None:
     if text is None:
         return None
     try:
-        return Fraction(text)
+        cost = Fraction(text)
     except (ValueError, ZeroDivisionError):
         raise InputError(f"draft-cost: {text!r} is not a number; give a draft step's time over the target's, like 0.05") from None
+    if cost < 0:
+        raise InputError(f"draft-cost: {text} is negative; give a draft step's time over the target's, 0 or more")
+    return cost
 
 
 def _accuracies(given: list[str] | None, alphas: list[str] | None, tree: bool) -> list[list[Fraction]]:
@@ -67,13 +70,13 @@ def _draft(name: str | None, target: Model) -> Model | None:
     return multi_token_module(target) if name == OWN_LAYER else load_model(name)
 
 
-def _formulas(alphas: Sequence[Fraction], cost: Fraction, gammas: Sequence[int]) -> Iterator[Record]:
+def _formulas(alphas: Sequence[Fraction], cost: Fraction, gammas: Sequence[int], only: bool) -> Iterator[Record]:
     """The formulas alone: a verification as long as a step, no hardware."""
     from roofline.speculative import acceptance
 
     for alpha in alphas:
         best, _ = acceptance.best_length(alpha, cost)
-        for gamma in sorted({*gammas, best}):
+        for gamma in sorted({*gammas} if only else {*gammas, best}):
             yield {
                 "alpha": float(alpha),
                 "draft_cost": float(cost),
@@ -104,6 +107,14 @@ def _memory(setup: Speculation, batch: int, context: int, gamma: int) -> Record:
     return {"required_bytes": plain(memory.required_bytes), "capacity_bytes": plain(memory.capacity_bytes), "fits": memory.fits}
 
 
+def _assumes(setup: Speculation, context: int) -> list[str]:
+    """What was assumed about target and draft, and about a context that is longer than one of them admits."""
+    from roofline.cli.verdict import beyond, merged, model_notes
+
+    models = [setup.target, *([setup.draft] if setup.draft else [])]
+    return list(merged([(model.name, [*model_notes(model), *beyond(model, context)]) for model in models]))
+
+
 def _record(setup: Speculation, batch: int, context: int, about: Record, found: Round, best: bool) -> Record:
     return {
         "schema": 1,
@@ -126,18 +137,21 @@ def _record(setup: Speculation, batch: int, context: int, about: Record, found: 
         "best": best,
         **_memory(setup, batch, context, found.gamma),
         "provenance": "datasheet",
-        "assumes": [ASSUMES, *setup.target.assumes, *(setup.draft.assumes if setup.draft else ())],
+        "assumes": [*_assumes(setup, context), ASSUMES],
+        "not_modelled": NOT_MODELLED.split(", "),
     }
 
 
 def _chains(
-    setup: Speculation, batches: Sequence[int], contexts: Sequence[int], alphas: Sequence[Fraction], gammas: Sequence[int]
-) -> Iterator[Record]:
+    setup: Speculation, batches: Sequence[int], contexts: Sequence[int], alphas: Sequence[Fraction], gammas: Sequence[int],
+    only: bool,
+) -> Iterator[Record]:  # fmt: skip
+    """Chains of each length; the best length too, unless ``only`` those are asked for."""
     for alpha in alphas:
         for context in contexts:
             for batch in batches:
                 best = setup.best(batch, context, alpha)
-                for gamma in sorted({*gammas, best.gamma}):
+                for gamma in sorted({*gammas} if only else {*gammas, best.gamma}):
                     found = setup.chain(batch, context, alpha, gamma)
                     yield _record(setup, batch, context, {"alpha": float(alpha)}, found, gamma == best.gamma)
 
@@ -155,7 +169,9 @@ def _trees(
             best = max(rounds, key=lambda found: found.speedup)
             for tree, found in zip(trees, rounds, strict=True):
                 wins = found is best and found.speedup > 1
-                yield _record(setup, batch, context, {"alpha": None, "tree_depth": tree.depth}, found, wins)
+                yield _record(
+                    setup, batch, context, {"alpha": None, "tree_nodes": len(tree.nodes), "tree_depth": tree.depth}, found, wins
+                )
 
 
 def _cells(records: Sequence[Record]) -> Cells:
@@ -173,19 +189,42 @@ def _cells(records: Sequence[Record]) -> Cells:
             ]
             for r in records
         ]  # fmt: skip
+    tree = records[0].get("tree_nodes") is not None
     headers = [
-        "alpha", "context", "batch", "gamma", "tokens\nper round", "draft\nbound", "verify\nbound", "TPOT\nbound",
+        "alpha", "context", "batch", "nodes /\ndepth" if tree else "gamma", "tokens\nper round",
+        "draft\nbound", "verify\nbound", "TPOT\nbound",
         "speed-up\nbound", "speed-up\nserial", "fits", "",
     ]  # fmt: skip
     return headers, [
         [
-            "-" if r["alpha"] is None else f"{r['alpha']:g}", count(r["context_tokens"]), count(r["batch"]), r["gamma"],
+            "-" if r["alpha"] is None else f"{r['alpha']:g}", count(r["context_tokens"]), count(r["batch"]),
+            f"{r['tree_nodes']} / {r['tree_depth']}" if tree else r["gamma"],
             f"{r['expected_tokens']:.3f}", latency(r["draft_bound_s"]), latency(r["verify_bound_s"]),
             latency(r["tpot_bound_s"]), f"{r['speedup_bound']:.2f}", f"{r['speedup_serial']:.2f}",
             "yes" if r["fits"] else "no", best(r),
         ]
         for r in records
     ]  # fmt: skip
+
+
+def _size(record: Record) -> str:
+    """How much a round drafts: "5", or "16 nodes of depth 3"."""
+    nodes = record.get("tree_nodes")
+    return str(record["gamma"]) if nodes is None else f"{nodes} nodes of depth {record['tree_depth']}"
+
+
+def _grown(accuracies: list[list[Fraction]], sizes: Sequence[int]) -> list[Tree]:
+    """The best trees of so many nodes. Raises InputError where the accuracies offer fewer."""
+    from roofline.speculative.trees import best_tree
+
+    trees = [best_tree(accuracies, size) for size in sizes]
+    for size, tree in zip(sizes, trees, strict=True):
+        if len(tree.nodes) < size:
+            raise InputError(
+                f"tree: {size} nodes are more than the {len(tree.nodes)} that --accuracy describes; give guesses for more "
+                f"depths or ranks, or --tree {len(tree.nodes)}"
+            )
+    return trees
 
 
 def _verdicts(setup: Speculation, records: Sequence[Record], alphas: Sequence[Fraction], out: Output) -> Iterator[str]:
@@ -198,14 +237,14 @@ def _verdicts(setup: Speculation, records: Sequence[Record], alphas: Sequence[Fr
             groups.setdefault((record["alpha"], record["context_tokens"]), []).append(record)
     for (alpha, context), found in groups.items():
         how = "tree" if alpha is None else f"alpha {alpha:g}"
-        best = ", ".join(f"{r['gamma']} at batch {r['batch']:,} ({r['speedup_bound']:.2f}x)" for r in found)
-        yield f"{how}, context {context:,}: best draft length {out.paint(best, 'green')}"
+        best = ", ".join(f"{_size(r)} at batch {r['batch']:,} ({r['speedup_bound']:.2f}x)" for r in found)
+        yield f"{how}, context {context:,}: best {'draft' if alpha is None else 'draft length'} {out.paint(best, 'green')}"
     for context in dict.fromkeys(record["context_tokens"] for record in records):
         for alpha in alphas:
             last = setup.last_paying_batch(context, alpha)
             where = f"pays at every batch up to {LARGEST_BATCH:,}" if last is None else f"stops paying above batch {last:,}"
             yield f"alpha {float(alpha):g}, context {context:,}: drafting {where if last != 0 else 'never pays'}"
-    if records and not any(record["best"] for record in records):
+    if records and not alphas and not any(record["best"] for record in records):
         yield out.paint("no draft tree given pays at any of these batches", "red")
 
 
@@ -244,7 +283,15 @@ def speculate(
     ] = None,
     draft: Annotated[
         str | None,
-        typer.Option("--draft", metavar="MODEL", help="The model that drafts, or mtp: one layer like the target's last."),
+        typer.Option(
+            "--draft",
+            metavar="MODEL",
+            help="The model that drafts, or mtp: one layer like the target's last.",
+            autocompletion=lambda incomplete: [
+                *complete_models(incomplete),
+                *(n for n in (OWN_LAYER,) if n.startswith(incomplete)),
+            ],
+        ),
     ] = None,
     draft_cost: Annotated[
         str | None, typer.Option("--draft-cost", metavar="C", help="Instead: a draft step's time over the target's.")
@@ -265,6 +312,7 @@ def speculate(
     gpu: Gpu = None,
     batch: Batch = None,
     context: Context = None,
+    check: Check = False,
     *,
     edits: Chosen,
     meshes: Meshes,
@@ -277,8 +325,6 @@ def speculate(
 
     roofline speculate llama-3.1-70b --draft llama-3.1-8b --alpha 0.8 --gpu h200-sxm
     """
-    from roofline.speculative.trees import best_tree
-
     cost = _cost(draft_cost)
     if tree and gamma:
         raise InputError("gamma: a tree has nodes instead of a draft length; give --tree or --gamma")
@@ -288,15 +334,15 @@ def speculate(
     alphas = sweeps.fractions(alpha, "alpha") if alpha else []
     gammas = sweeps.whole_numbers(gamma or DEFAULT_GAMMAS, "gamma", least=0)
     if target is None:
-        if cost is None or draft or tree or gpu:
+        if cost is None or draft or tree or gpu or check:
             raise InputError("target: name the model that verifies; without one give --alpha and --draft-cost only")
-        records = list(_formulas(alphas, cost, gammas))
+        records = list(_formulas(alphas, cost, gammas, bool(gamma)))
         out.records(records, lambda: _cells(records))
         out.note("", *(f"assumes: {line}" for line in FORMULA_ASSUMES))
         return 0
 
     from roofline.cli.points import variants
-    from roofline.cli.verdict import model_notes, plural
+    from roofline.cli.verdict import plural
     from roofline.configs.load import load_model
     from roofline.speculative.rounds import Speculation
 
@@ -312,10 +358,10 @@ def speculate(
     batches = sweeps.whole_numbers(batch or DEFAULT_BATCHES, "batch")
     contexts = sweeps.whole_numbers(context or [DEFAULT_CONTEXT], "context", least=0)
     if tree:
-        trees = [best_tree(accuracies, size) for size in sweeps.whole_numbers(tree, "tree")]
+        trees = _grown(accuracies, sweeps.whole_numbers(tree, "tree"))
         records = list(_trees(setup, batches, contexts, accuracies, trees))
     else:
-        records = list(_chains(setup, batches, contexts, alphas, gammas))
+        records = list(_chains(setup, batches, contexts, alphas, gammas, bool(gamma)))
     for record in records:
         record.update(gpus=mesh.ranks if mesh else 1, mesh=mesh.flags if mesh else "")
     where = f"{mesh.ranks} x {chip.id} ({mesh.flags})" if mesh else chip.id
@@ -325,9 +371,9 @@ def speculate(
     out.records(records, lambda: _cells(records))
     too_large = sum(not record["fits"] for record in records)
     notes = [f"{plural(too_large, 'row')} too large for {where} ({chip.capacity_rung} memory)"] if too_large else []
-    notes += [f"assumes: {line}" for line in (*model_notes(model), *(setup.draft.assumes if setup.draft else ()))]
+    notes += [f"assumes: {line}" for line in _assumes(setup, max(contexts))]
     notes.append(f"assumes: {ASSUMES}")
     if mesh:
         notes.append("assumes: the draft is cut over the same tensor-parallel GPUs; the latency of collectives is left out")
     out.note("", *notes, f"not modelled: {NOT_MODELLED}")
-    return 0
+    return 1 if check and too_large else 0

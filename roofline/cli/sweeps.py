@@ -13,6 +13,7 @@ Values of whole-number options that fall between two whole numbers are rounded, 
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,13 +25,19 @@ LARGEST = 10**12
 MOST_VALUES = 100_000
 NUMBER = re.compile(r"([+-]?\d[\d_]{0,300}(?:\.\d{1,20})?(?:[eE][+-]?\d{1,2})?)([A-Za-z]*)")
 BINARY = {"": 1, "Ki": 2**10, "Mi": 2**20}
+SHARES = ("memory-fraction", "alpha", "accuracy")
+LEADING_ZERO = re.compile(r"[+-]?0\d")
+THOUSANDS = re.compile(r"\d{3}")
 FORMS = "1,16,64 or 1:512:x2 or 1024:8192:+1024 or log:1:512:10"
 
 
 def _number(text: str, field: str) -> Fraction:
     match = NUMBER.fullmatch(text.strip())
     if match is None:
-        raise InputError(f"{field}: {text!r} is not a number; write one such as 64, or a list or sweep: {FORMS}")
+        forms = "a share such as 0.9, or a list: 0.8,0.9" if field in SHARES else f"one such as 64, or a list or sweep: {FORMS}"
+        raise InputError(f"{field}: {text!r} is not a number; write {forms}")
+    if LEADING_ZERO.match(text.strip()):
+        raise InputError(f"{field}: {text!r} starts with a zero; write the number without it, and thousands without commas")
     digits, suffix = match[1].replace("_", ""), match[2]
     if suffix not in BINARY:
         if suffix.lower() in ("k", "ki"):
@@ -97,10 +104,25 @@ def _term(text: str, field: str) -> Iterable[Fraction]:
     raise InputError(f"{field}: {text!r} is not a sweep; write {FORMS}")
 
 
+def _no_thousands(terms: Sequence[str], text: str, field: str) -> None:
+    """Raises InputError for a falling list whose later items have three digits each: "2,048" may be one number."""
+    first, *rest = (term.strip() for term in terms)
+    grouped = rest and re.fullmatch(r"[1-9]\d{0,2}", first) and all(map(THOUSANDS.fullmatch, rest))
+    if grouped and (any(term.startswith("0") for term in rest) or not _rising([first, *rest])):
+        whole = "".join([first, *rest])
+        raise InputError(f"{field}: {text!r} may be one number or {len(terms)}; write {whole}, or give --{field} once for each")
+
+
+def _rising(terms: Sequence[str]) -> bool:
+    return all(int(one) < int(next_) for one, next_ in itertools.pairwise(terms))
+
+
 def _values(texts: Sequence[str], field: str) -> Iterator[tuple[str, bool, Fraction]]:
     """(term, whether it is a sweep, value) of everything that an option was given."""
     for text in texts:
-        for term in text.split(","):
+        terms = text.split(",")
+        _no_thousands(terms, text, field)
+        for term in terms:
             for value in _term(term, field):
                 yield term, ":" in term, value
 

@@ -70,12 +70,16 @@ def _read_json(path: Path) -> Mapping[str, Any]:
             raise InputError(f"model: {path.parent} is a directory without a config.json; give the file itself")
         if path.is_dir():
             raise InputError(f"model: {path} is a directory; give the config.json in it")
-        if path.exists() and not path.is_file():
-            raise InputError(f"model: {path} is not a regular file; give the config.json of the model")
+        if path.is_socket() or path.is_block_device():
+            raise InputError(f"model: {path} is neither a file nor a pipe; give the config.json of the model")
         size = path.stat().st_size
+        if size <= LARGEST_FILE:
+            with path.open("rb") as file:
+                data = file.read(LARGEST_FILE + 1)
+            size = max(size, len(data))
         if size > LARGEST_FILE:
             raise InputError(f"model: {path} has {size} bytes; a config.json has a few thousand: is it the right file?")
-        text = path.read_text(encoding="utf-8")
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"model: {path} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
@@ -83,13 +87,13 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     if not text.strip():
         raise InputError(f"model: {path} is empty")
     try:
-        data = json.loads(text, object_pairs_hook=_unambiguous)
+        config = json.loads(text, object_pairs_hook=_unambiguous)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InputError(f"model: {path} is not valid JSON ({reason})") from None
-    if not isinstance(data, Mapping):
-        raise InputError(f"model: {path} holds a JSON {type(data).__name__}, not an object")
-    return data
+    if not isinstance(config, Mapping):
+        raise InputError(f"model: {path} holds a JSON {type(config).__name__}, not an object")
+    return config
 
 
 def read_storage(config: Config, inner: Config | None = None) -> Storage:
@@ -223,9 +227,11 @@ def load_model(source: str | Path | Mapping[str, Any]) -> Model:
         return read_config(source, str(source.get("_name_or_path") or source.get("model_type") or "config"))
     if not isinstance(source, (str, Path)):
         raise InputError(f"model: {source!r:.60} is not a model; give a catalogue name, a path, or the config as a mapping")
+    if not isinstance(source, Path) and not str(source).strip():
+        raise InputError("model: the name is empty; give a catalogue name (roofline models) or the path of a config.json")
     path = Path(source)
     try:
-        folder, file = path.is_dir(), path.is_file()
+        folder, file, there = path.is_dir(), path.is_file(), path.exists()
     except OSError as error:
         raise InputError(f"model: {str(source)!r:.60} cannot be read ({error.strerror})") from None
     if folder and isinstance(source, str) and NAME.fullmatch(normalise(source)) and not (path / "config.json").is_file():
@@ -236,7 +242,12 @@ def load_model(source: str | Path | Mapping[str, Any]) -> Model:
         raise InputError(f"model: {path} holds weights, which do not say what the model is; give the config.json beside it")
     if folder:
         return _load_folder(path)
-    if isinstance(source, Path) or path.suffix == ".json" or (file and path.suffix != ""):
+    if (
+        isinstance(source, Path)
+        or path.suffix == ".json"
+        or (file and path.suffix != "")
+        or (there and str(source).startswith(PATH_LIKE))
+    ):
         stem = path.parent.name if path.name == "config.json" else path.stem
         return read_config(_with_storage(_read_json(path), path), stem or path.stem)
     if str(source).startswith(PATH_LIKE):

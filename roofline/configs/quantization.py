@@ -27,6 +27,9 @@ KNOWN = (
     "torchao", "vptq",
 )  # fmt: skip
 
+GPTQ_BITS = (2, 3, 4, 8)
+BITSANDBYTES = ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit")
+
 FP8_BLOCK = {"ue8m0": (8, "-ue8m0"), "": (32, "")}
 
 
@@ -82,9 +85,25 @@ def cached_format(section: Config) -> Format | None:
     return named[scheme.upper()]
 
 
+def group_size(section: Config, *keys: str) -> int:
+    """Weights per scale; -1 for one scale per channel."""
+    size = section.size(*keys, least=-1)
+    if size == 0:
+        raise InputError(f"config: {section.where}{keys[0]} = 0 is no group; give a positive size, or -1 for a scale per channel")
+    return size
+
+
+def _gptq_bits(bits: int) -> int:
+    if bits not in GPTQ_BITS:
+        raise InputError(
+            f"quantization_config: {bits}-bit weights are none that GPTQ packs; those have {', '.join(map(str, GPTQ_BITS))}"
+        )
+    return bits
+
+
 def read_gptq(section: Config, base: Format) -> Storage:
     """GPTQ: integers by group; ``dynamic`` rules of GPTQModel change or spare single modules."""
-    bits, group = section.size("bits"), section.size("group_size", least=-1)
+    bits, group = _gptq_bits(section.size("bits")), group_size(section, "group_size")
     asymmetric = not section.flag("sym", True)
     rules: list[tuple[re.Pattern[str], Format]] = []
     dynamic = section.section("dynamic") if section.get("dynamic") else Config({})
@@ -97,10 +116,9 @@ def read_gptq(section: Config, base: Format) -> Storage:
             rules.append((regex, base))
             continue
         own = dynamic.section(pattern)
-        size = own.size_or(group, "group_size", least=-1, note=False)
-        rules.append(
-            (regex, integers(own.size_or(bits, "bits", note=False), size, asymmetric=not own.flag("sym", not asymmetric)))
-        )
+        size = group_size(own, "group_size") if "group_size" in own else group
+        own_bits = _gptq_bits(own.size_or(bits, "bits", note=False))
+        rules.append((regex, integers(own_bits, size, asymmetric=not own.flag("sym", not asymmetric))))
 
     def ruled(path: str) -> Format | None:
         return next((fmt for regex, fmt in rules if regex.match(path)), None)
@@ -118,7 +136,7 @@ def read_gptq(section: Config, base: Format) -> Storage:
 
 def read_awq(section: Config, base: Format) -> Storage:
     """AWQ: integers by group, with a zero point unless the config says otherwise."""
-    group = section.size("group_size", "q_group_size", least=-1)
+    group = group_size(section, "group_size", "q_group_size")
     return Storage(
         base, integers(section.size("bits", "w_bit"), group, asymmetric=section.flag("zero_point", True)), keeping(section)
     )
@@ -275,6 +293,8 @@ def read_quantization(section: Config, base: Format) -> Storage:
     method = section.text("quant_method").lower()
     if not method and "quant_algo" in section:
         method = "modelopt"
+    if not method and any(key in section for key in BITSANDBYTES):
+        method = "bitsandbytes"
     if method in METHODS:
         return METHODS[method](section, base)
     if not method and "bits" in section and "group_size" in section:
