@@ -15,6 +15,8 @@ from roofline.edits.edit import Edit, map_blocks, map_layers_in_order
 from roofline.errors import InputError
 from roofline.model import Model
 
+HEADED = "attention with key-value heads"
+"""What these edits look for, in the words of their errors."""
 ROPE_DIM = 64
 """Rotary elements kept beside a new latent, as in DeepSeek-V2 (arXiv 2405.04434)."""
 
@@ -29,7 +31,7 @@ def kv_heads(number: int) -> Edit:
 
     return Edit(
         f"--kv-heads {number}",
-        lambda model: map_blocks(model, AttentionBlock, one, "--kv-heads", "attention with key-value heads"),
+        lambda model: map_blocks(model, AttentionBlock, one, "--kv-heads", HEADED),
     )
 
 
@@ -48,9 +50,7 @@ def unfused() -> Edit:
     """The unfused baseline: scores written to memory and read back."""
     return Edit(
         "--attention unfused",
-        lambda model: map_blocks(
-            model, AttentionBlock, lambda block: replace(block, fused=False), "--attention unfused", "attention with key-value heads"
-        ),
+        lambda model: map_blocks(model, AttentionBlock, lambda block: replace(block, fused=False), "--attention unfused", HEADED),
     )
 
 
@@ -62,7 +62,7 @@ def bidirectional() -> Edit:
             raise InputError(f"diffusion: attention with a {block.mask} mask cannot be made bidirectional")
         return replace(block, mask="full")
 
-    return Edit("--bidirectional", lambda model: map_blocks(model, AttentionBlock, one, "diffusion", "attention with key-value heads"))
+    return Edit("--bidirectional", lambda model: map_blocks(model, AttentionBlock, one, "diffusion", HEADED))
 
 
 def pattern(text: str) -> Edit:
@@ -83,9 +83,7 @@ def pattern(text: str) -> Edit:
             raise InputError(f"--pattern: the model has no window for the L layers; write it behind a colon, like {order}:4096")
         return replace(block, mask="window", size=size)
 
-    return Edit(
-        f"--pattern {text}", lambda model: map_layers_in_order(model, AttentionBlock, one, "--pattern", "attention with key-value heads")
-    )
+    return Edit(f"--pattern {text}", lambda model: map_layers_in_order(model, AttentionBlock, one, "--pattern", HEADED))
 
 
 def share_kv_every(layers: int) -> Edit:
@@ -101,7 +99,7 @@ def share_kv_every(layers: int) -> Edit:
 
     return Edit(
         f"--share-kv-every {layers}",
-        lambda model: map_layers_in_order(model, AttentionBlock, one, "--share-kv-every", "attention with key-value heads"),
+        lambda model: map_layers_in_order(model, AttentionBlock, one, "--share-kv-every", HEADED),
     )
 
 
@@ -175,6 +173,6 @@ def swap_attention(text: str) -> Edit:
 
     return Edit(
         f"--swap-attention {text}",
-        lambda model: map_layers_in_order(model, AttentionBlock, one, "--swap-attention", "attention with key-value heads"),
+        lambda model: map_layers_in_order(model, AttentionBlock, one, "--swap-attention", HEADED),
         note,
     )
