@@ -115,7 +115,7 @@ def test_completion_takes_no_shell(cli: Cli) -> None:
 def test_a_config_may_come_from_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "piped"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_text, args=(json.dumps(GPT),))
+    writer = threading.Thread(target=pipe.write_text, args=(json.dumps(GPT),), daemon=True)
     writer.start()
     assert load_model(str(pipe)).params == load_model(GPT).params
     writer.join()
