@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roofline.expected.arithmetic import ceil, clip, floor, minimum, where
 from roofline.expected.model import (
     CACHE,
     LAUNCH,
@@ -46,16 +47,14 @@ def decode_seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
 
     Columns: sequences, groups (key-value heads), heads_per_group, keys, windowed, width, key_bytes (per element), bytes.
     """
-    import numpy
-
-    ctas = columns["sequences"] * columns["groups"] * numpy.ceil(columns["heads_per_group"] / HEAD_ROWS)
-    blocks = numpy.ceil(columns["keys"] / BLOCK) + columns["windowed"]
-    splits = numpy.clip(numpy.minimum(numpy.floor(chip.sms / ctas), blocks), 1.0, MOST_SPLITS)
+    ctas = columns["sequences"] * columns["groups"] * ceil(columns["heads_per_group"] / HEAD_ROWS)
+    blocks = ceil(columns["keys"] / BLOCK) + columns["windowed"]
+    splits = clip(minimum(floor(chip.sms / ctas), blocks), 1.0, MOST_SPLITS)
     block = c["block_us"] * MICROSECOND * (columns["width"] / 128.0) * (columns["key_bytes"] / 2.0)
-    waves = numpy.ceil(ctas * splits / chip.sms)
-    work = waves * (c["cta_us"] * MICROSECOND + numpy.ceil(blocks / splits) * block)
+    waves = ceil(ctas * splits / chip.sms)
+    work = waves * (c["cta_us"] * MICROSECOND + ceil(blocks / splits) * block)
     memory = columns["bytes"] / (chip.bandwidth * c["memory"] * cache_gain(columns["bytes"], chip, c["cache_gain"]))
-    merge = numpy.where(splits > 1, c["merge_us"] * MICROSECOND, 0.0)
+    merge = where(splits > 1, c["merge_us"] * MICROSECOND, 0.0)
     return c["launch_us"] * MICROSECOND + merge + overlap(c["overlap"], memory, work)
 
 
@@ -67,16 +66,14 @@ def blocks_seen(rows: Any, keys: Any, window: Any, behind: Any, size: float = BL
         window: keys that a query sees, the number of keys where there is no window; 0 for a full mask.
         behind: cached tokens in front of the first query. size: keys per block.
     """
-    import numpy
-
     full = window == 0
-    reach = numpy.minimum(numpy.where(full, keys, window), keys)
-    longest = numpy.ceil(numpy.minimum(keys, reach + rows) / size)
+    reach = minimum(where(full, keys, window), keys)
+    longest = ceil(minimum(keys, reach + rows) / size)
     new = keys - behind
-    ramp = numpy.clip(reach - behind, 0.0, new)
+    ramp = clip(reach - behind, 0.0, new)
     mean = (ramp * (behind + 0.5 * ramp) + (new - ramp) * reach) / new
-    average = numpy.minimum((mean + 0.5 * numpy.minimum(rows, reach)) / size + 0.5, longest)
-    return numpy.where(full, numpy.ceil(keys / size), average), longest
+    average = minimum((mean + 0.5 * minimum(rows, reach)) / size + 0.5, longest)
+    return where(full, ceil(keys / size), average), longest
 
 
 def prefill_seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
@@ -86,13 +83,11 @@ def prefill_seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any
     width, value_width, window (keys a query sees; 0 for a full mask), bytes, write_bytes (cache write), unit, block (rows and
     keys of a tile; 128 where it is absent).
     """
-    import numpy
-
     packed, size = columns["heads_per_group"], columns.get("block", BLOCK)
-    tiles = numpy.ceil(columns["tokens"] * packed / size)
+    tiles = ceil(columns["tokens"] * packed / size)
     keys = columns["tokens"] + columns["behind"]
     average, longest = blocks_seen(size / packed, keys, columns["window"], columns["behind"], size)
-    padded = numpy.ceil(columns["width"] / 64) * 64 + numpy.ceil(columns["value_width"] / 64) * 64
+    padded = ceil(columns["width"] / 64) * 64 + ceil(columns["value_width"] / 64) * 64
     multiply = 2.0 * padded * size**2 / (chip.peak(columns["unit"]) / chip.sms * c["matrix"])
     exponents = size**2 / (chip.exponentials / chip.sms * c["exponent"])
     block = overlap(c["overlap"], multiply, exponents)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roofline.expected.arithmetic import log2, maximum, minimum, sqrt
 from roofline.expected.model import MICROSECOND, Chip, Columns, Constant, Model, overlap
 
 PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
@@ -38,19 +39,17 @@ def least_wire_bytes(kind: str, ranks: Any, size: Any) -> Any:
 
 def seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
     """Columns: ranks, wire (bytes of a ring), and size (of the message) where there is an algorithm in one step."""
-    import numpy
-
     ranks, wire = columns["ranks"], columns["wire"]
     if "in_switch" in c:
-        wire = wire * numpy.maximum(1.0 - c["in_switch"] * numpy.log2(ranks / 2.0), 0.5)
+        wire = wire * maximum(1.0 - c["in_switch"] * log2(ranks / 2.0), 0.5)
     start = c["launch_us"] * MICROSECOND + c["rank_us"] * MICROSECOND * ranks
     rate = chip.link * c["link"]
-    ramp = c["ramp"] * MEGABYTE * numpy.sqrt(columns["wire"] / MEGABYTE)
+    ramp = c["ramp"] * MEGABYTE * sqrt(columns["wire"] / MEGABYTE)
     if "direct" not in c:
         return overlap(c["overlap"], start, (wire + ramp) / rate)
     at_once = overlap(c["overlap"], start, (ranks - 1.0) * columns["size"] / (chip.link * c["direct"]))
     in_steps = overlap(c["overlap"], start + c["second_us"] * MICROSECOND, (wire + ramp) / rate)
-    return numpy.minimum(at_once, in_steps)
+    return minimum(at_once, in_steps)
 
 
 COLLECTIVE = Model("collective", (START, RANK, LINK, RAMP, JOIN), seconds)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roofline.expected.arithmetic import ceil, minimum, where
 from roofline.expected.model import (
     CACHE,
     LAUNCH,
@@ -52,16 +53,14 @@ def by_rows_seconds(
     m: Any, n: Any, k: Any, weight_bytes: Any, input_bytes: float, rate: float, chip: Chip, c: Mapping[str, float]
 ) -> Any:
     """As ``tiled_seconds``, for a kernel whose tile depends on the number of rows only."""
-    import numpy
-
-    result: Any = numpy.zeros_like(m)
+    result: Any = 0.0 * m
     least = 0.0
     for most, rows, columns in BY_ROWS:
         multiply = 2.0 * rows * columns / (rate / chip.sms * c["matrix"])
         feed = (rows * input_bytes + columns * weight_bytes) / (chip.bandwidth / chip.sms * c["feed"])
-        waves = numpy.ceil(numpy.ceil(m / rows) * numpy.ceil(n / columns) / chip.sms)
+        waves = ceil(ceil(m / rows) * ceil(n / columns) / chip.sms)
         seconds = waves * (k * overlap(4.0, multiply, feed) + c["wave_us"] * MICROSECOND)
-        result = numpy.where((m > least) & (m <= most), seconds, result)
+        result = where((m > least) & (m <= most), seconds, result)
         least = most
     return result
 
@@ -76,30 +75,26 @@ def tiled_seconds(
         weight_bytes, input_bytes: bytes per element of weight and of activation as the matrix unit reads them.
         rate: peak of the matrix unit [FLOP/s].
     """
-    import numpy
-
     best: Any = None
     for rows, columns in TILES:
         multiply = 2.0 * rows * columns / (rate / chip.sms * c["matrix"])
         feed = (rows * input_bytes + columns * weight_bytes) / (chip.bandwidth / chip.sms * c["feed"])
         step = overlap(4.0, multiply, feed)
-        tiles = numpy.ceil(m / rows) * numpy.ceil(n / columns)
+        tiles = ceil(m / rows) * ceil(n / columns)
         for splits in SPLITS:
-            waves = numpy.ceil(tiles * splits / chip.sms)
+            waves = ceil(tiles * splits / chip.sms)
             seconds = waves * (k * (step / splits) + c["wave_us"] * MICROSECOND)
             if splits > 1:
                 partial = (2.0 * PARTIAL_BYTES * splits) * m * n / (c["feed"] * chip.bandwidth)
                 seconds = seconds + partial + c["split_us"] * MICROSECOND
-            best = seconds if best is None else numpy.minimum(best, seconds)
+            best = seconds if best is None else minimum(best, seconds)
     return best
 
 
 def quantise_seconds(m: Any, k: Any, chip: Chip, c: Mapping[str, float]) -> Any:
     """The pass that reads 16-bit activations and writes 8-bit ones: all SMs on all rows, or one SM on one row [s]."""
-    import numpy
-
     together = 3.0 * m * k / (chip.bandwidth * c["quantise"])
-    rows = numpy.ceil(m / (QUANTISE_ROWS * chip.sms)) * c["quantise_row_us"] * MICROSECOND
+    rows = ceil(m / (QUANTISE_ROWS * chip.sms)) * c["quantise_row_us"] * MICROSECOND
     return together + rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roofline.expected.arithmetic import ceil, floor, maximum
 from roofline.expected.model import (
     CACHE,
     LAUNCH,
@@ -31,18 +32,16 @@ BLOCK = Constant("block_us", 0.3, 0.005, 8.0, "one block of 64 entries in one CT
 
 def core_seconds(columns: Columns, chip: Chip, c: Mapping[str, float], gain: Any = 1.0) -> Any:
     """The decode core [s]. Columns: core.flops, core.bytes, core.heads (rows per sequence), core.sequences, core.entries."""
-    import numpy
-
     rows = columns["core.heads"]
-    padded = numpy.ceil(rows / HEAD_ROWS) * HEAD_ROWS / rows
-    ctas = columns["core.sequences"] * numpy.ceil(rows / HEAD_ROWS)
+    padded = ceil(rows / HEAD_ROWS) * HEAD_ROWS / rows
+    ctas = columns["core.sequences"] * ceil(rows / HEAD_ROWS)
     multiply = columns["core.flops"] * padded / (chip.peak(columns["core.unit"]) * c["matrix"])
     memory = columns["core.bytes"] / (chip.bandwidth * c["memory"] * gain)
-    waves = numpy.ceil(ctas / chip.sms)
+    waves = ceil(ctas / chip.sms)
     core = overlap(c["overlap"], memory, multiply) + waves * c["cta_us"] * MICROSECOND
     if "block_us" in c:
-        splits = numpy.maximum(numpy.floor(chip.sms / ctas), 1.0)
-        core = core + waves * numpy.ceil(numpy.ceil(columns["core.entries"] / ENTRIES) / splits) * c["block_us"] * MICROSECOND
+        splits = maximum(floor(chip.sms / ctas), 1.0)
+        core = core + waves * ceil(ceil(columns["core.entries"] / ENTRIES) / splits) * c["block_us"] * MICROSECOND
     return core
 
 

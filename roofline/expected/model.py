@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from roofline.accelerator import Accelerator
+from roofline.expected.arithmetic import clip, maximum
 
 Columns = Mapping[str, Any]
 """What a time model looks at: float64 arrays of one length, by name."""
@@ -101,22 +102,18 @@ class Model:
 
 def overlap(p: float, *terms: Any) -> Any:
     """``(a^p + b^p + ...)^(1/p)``: one after the other at p = 1, perfectly side by side as p grows."""
-    import numpy
-
     longest = terms[0]
     for term in terms[1:]:
-        longest = numpy.maximum(longest, term)
-    longest = numpy.maximum(longest, 1e-30)
+        longest = maximum(longest, term)
+    longest = maximum(longest, 1e-30)
     return longest * sum((term / longest) ** p for term in terms) ** (1.0 / p)
 
 
 def cache_gain(touched: Any, chip: Chip, gain: float) -> Any:
     """How much faster than device memory operands come that may lie in the last-level cache: ``gain`` while they fit it."""
-    import numpy
-
     if not chip.l2:
         return 1.0
-    return 1.0 + (gain - 1.0) * numpy.clip((0.8 * chip.l2 - touched) / (0.4 * chip.l2), 0.0, 1.0)
+    return 1.0 + (gain - 1.0) * clip((0.8 * chip.l2 - touched) / (0.4 * chip.l2), 0.0, 1.0)
 
 
 LAUNCH = Constant("launch_us", 3.0, 0.3, 400.0, "launch, prologue and epilogue of the kernel [us]")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from roofline.expected.arithmetic import ceil
 from roofline.expected.attention import BLOCK as KEY_BLOCK
 from roofline.expected.attention import EXPONENT, blocks_seen
 from roofline.expected.attention import TILE as QUERY_TILE
@@ -66,10 +67,8 @@ def index_seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
 
 def tiles_seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
     """A prefill core in tiles of query rows; columns as for ``attention.prefill_seconds``, with "core." in front."""
-    import numpy
-
     packed = columns["core.heads_per_group"]
-    tiles = numpy.ceil(columns["core.tokens"] * packed / KEY_BLOCK)
+    tiles = ceil(columns["core.tokens"] * packed / KEY_BLOCK)
     keys = columns["core.tokens"] + columns["core.behind"]
     average, longest = blocks_seen(KEY_BLOCK / packed, keys, keys, columns["core.behind"])
     padded = columns["core.width"] + columns["core.value_width"]
@@ -88,11 +87,9 @@ def block_seconds(core: Seconds) -> Seconds:
     """The time model of a block with that core."""
 
     def seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
-        import numpy
-
         total = c["launch_us"] * MICROSECOND + projections_seconds(columns, chip, c) + core(columns, chip, c)
         if "select_us" in c:
-            waves = numpy.ceil(columns["core.sequences"] / chip.sms)
+            waves = ceil(columns["core.sequences"] / chip.sms)
             total = total + columns["selects"] * waves * c["select_us"] * MICROSECOND
         total = total + columns["other.bytes"] / (chip.bandwidth * c["memory"])
         if "index_memory" in c:

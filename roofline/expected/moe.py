@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roofline.expected.arithmetic import ceil, minimum
 from roofline.expected.gemm import FEED, WAVE
 from roofline.expected.model import (
     LAUNCH,
@@ -29,8 +30,6 @@ EXPERT = Constant("expert_us", 0.05, 0.0005, 3.0, "fixed time per expert that is
 
 def grouped_seconds(columns: Columns, name: str, chip: Chip, c: Mapping[str, float]) -> Any:
     """One grouped matmul. Columns: tiles16 ... tiles128, <name>.n, <name>.k, <name>.weights (bytes read), and the formats."""
-    import numpy
-
     n, k = columns[f"{name}.n"], columns[f"{name}.k"]
     rate = chip.peak(columns["unit"]) / chip.sms * c["matrix"]
     feed_rate = chip.bandwidth / chip.sms * c["feed"]
@@ -41,9 +40,9 @@ def grouped_seconds(columns: Columns, name: str, chip: Chip, c: Mapping[str, flo
                 continue
             multiply = 2.0 * rows * width / rate
             feed = (rows * columns["input_bytes"] + width * columns["weight_bytes"]) / feed_rate
-            waves = numpy.ceil(columns[f"tiles{rows}"] * numpy.ceil(n / width) / chip.sms)
+            waves = ceil(columns[f"tiles{rows}"] * ceil(n / width) / chip.sms)
             seconds = waves * (k * overlap(4.0, multiply, feed) + c["wave_us"] * MICROSECOND)
-            best = seconds if best is None else numpy.minimum(best, seconds)
+            best = seconds if best is None else minimum(best, seconds)
     memory = columns[f"{name}.weights"] / (chip.bandwidth * c["memory"])
     return overlap(c["overlap"], memory, best)
 

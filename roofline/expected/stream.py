@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roofline.expected.arithmetic import ceil, maximum
 from roofline.expected.model import CACHE, MATRIX, MEMORY, MICROSECOND, Chip, Columns, Constant, Model, cache_gain, overlap
 
 LAUNCH = Constant("launch_us", 4.0, 0.3, 600.0, "launch, prologue and epilogue of the kernel [us]")
@@ -24,23 +25,19 @@ CHUNK = 64
 
 def stream_seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
     """Columns: bytes; touched (of them, what one launch touches; all where absent); row_bytes (of a row that one CTA walks)."""
-    import numpy
-
     touched = columns.get("touched", columns["bytes"])
     memory = columns["bytes"] / (chip.bandwidth * c["memory"] * cache_gain(touched, chip, c["cache_gain"]))
     alone = columns["row_bytes"] / (chip.bandwidth / chip.sms * c["row"]) if "row" in c else 0.0
-    moved = numpy.maximum(memory, alone)
+    moved = maximum(memory, alone)
     return c["launch_us"] * MICROSECOND + overlap(c["overlap"], moved, c["latency_us"] * MICROSECOND)
 
 
 def chain_seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
     """Columns: bytes, flops, tokens (per sequence), chains (sequences times heads)."""
-    import numpy
-
     memory = columns["bytes"] / (chip.bandwidth * c["memory"])
     multiply = columns["flops"] / (chip.peak("bf16") * c["matrix"])
-    crowded = numpy.maximum(1.0, columns["chains"] / (chip.sms * c["chains_per_sm"]))
-    chain = numpy.ceil(columns["tokens"] / CHUNK) * c["chunk_us"] * MICROSECOND * crowded
+    crowded = maximum(1.0, columns["chains"] / (chip.sms * c["chains_per_sm"]))
+    chain = ceil(columns["tokens"] / CHUNK) * c["chunk_us"] * MICROSECOND * crowded
     return c["launch_us"] * MICROSECOND + overlap(c["overlap"], memory, multiply, chain)
 
 
