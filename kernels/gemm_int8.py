@@ -79,7 +79,7 @@ def gemm_int8_kernel(
 def choose(M: int, N: int, K: int, device: Device) -> Tiles:
     """Tiles by shape and device; few rows take narrow tiles, so that many programs stream the weights."""
     if M <= 32:
-        return Tiles(max(16, 1 << (M - 1).bit_length()), 32 if N < 64 * device.units else 64, 256, warps=4, stages=4)
+        return Tiles(max(16, 1 << (M - 1).bit_length()), 32 if ceil_div(N, 64) < device.units else 64, 256, warps=4, stages=4)
     large = device.shared >= 200_000
     if M <= 64 or ceil_div(M, 128) * ceil_div(N, 128) < device.units:
         return Tiles(64, 64, 128, warps=4, stages=4 if large else 3)

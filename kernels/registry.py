@@ -11,6 +11,7 @@ from roofline.kernels.spec import Spec
 KERNELS = {
     "gemm": "Dense matmul: 16-bit, fp32, fp8 and int8; bias, split-K, persistent TMA.",
     "gemm_int8": "W8A8 matmul: int8 with a scale per token and per output channel; quantises 16-bit rows in front.",
+    "gemm_int4": "Weight-only matmul: 4-bit integers by group in the storage orders of GPTQ and AWQ, zero points, sorted rows.",
     "gated_mlp": "Gate, up and activation of a feed-forward block in one kernel.",
     "flash_attention": "Prefill attention: every mask, grouped heads, sinks, soft cap, cached prefixes, ragged batches.",
     "flash_decoding": "Decode attention over pages, keys split over programs; windows, sinks, trees, 8-bit caches.",

@@ -1,0 +1,102 @@
+"""What the weight-only matmuls share: tiles, parts of K, and what a launch is expected to move.
+
+Weights of 4 bits are widened inside the kernel and multiplied in 16 bits, so that at few rows a launch reads a quarter of
+the bytes and at many it gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from roofline.components.linear import Linear
+from roofline.cost import Cost
+from roofline.formats import Format
+from roofline.kernels import buffers
+from roofline.kernels.device import Device
+from roofline.kernels.gemm import Tiles, sum_block, sum_parts_kernel
+from roofline.kernels.spec import Case, Expected, Launch, Moved
+from roofline.kernels.types import TYPES
+from roofline.numeric import ceil_div
+from roofline.work import Work
+
+
+def choose(M: int, N: int, K: int, device: Device) -> Tiles:
+    """Tiles by shape and device: at few rows K is split until every unit streams weights."""
+    if M <= 32:
+        BM, BN, BK = max(16, 1 << (M - 1).bit_length()), 128, 64
+        splits = max(1, min(ceil_div(2 * device.units, ceil_div(N, BN)), ceil_div(K, 4 * BK), 16))
+        return Tiles(BM, BN, BK, 1 << (splits.bit_length() - 1), warps=4, stages=4)
+    large = device.shared >= 200_000
+    if M <= 64 or ceil_div(M, 128) * ceil_div(N, 128) < device.units:
+        return Tiles(64, 128, 64, warps=4, stages=4 if large else 3)
+    return Tiles(128, 128, 64 if large else 32, warps=8, stages=4 if large else 2)
+
+
+def spans(tiles: Tiles, group: int) -> int:
+    """Groups that one step over K meets. Raises ValueError unless steps and groups nest."""
+    if group % tiles.BK and tiles.BK % group:
+        raise ValueError(f"groups of {group} and steps of {tiles.BK} do not nest")
+    return max(1, tiles.BK // group)
+
+
+def parts_of(out: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+    """Where the kernel stores: the result itself, or fp32 parts of it."""
+    return out if tiles.splits == 1 else buffers.empty(tiles.splits, *out.shape, dtype=torch.float32, device=out.device)
+
+
+def finish(parts: torch.Tensor, out: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+    """Sums the parts, where there are several."""
+    if tiles.splits > 1:
+        M, N = out.shape
+        block = sum_block(N)
+        sum_parts_kernel[(M, ceil_div(N, block))](parts, None, out, M, N, SPLITS=tiles.splits, BLOCK=block, num_warps=4)
+    return out
+
+
+@dataclass(frozen=True)
+class WeightOnly(Case):
+    """``M, N, K`` and how a launch is cut."""
+
+    M: int
+    N: int
+    K: int
+    tiles: Tiles | None = None
+
+
+def useful(case: WeightOnly, weight: Format) -> Cost:
+    """The component's Cost: weights in their format, scales and zero points included, the rest in 16 bits."""
+    return Linear(case.K, case.N, weight=weight, activation=TYPES[case.dtype].format).cost(Work(1, case.M))
+
+
+def expected(
+    case: WeightOnly, cut: Tiles, cost: Cost, kernel: str, weights: Mapping[str, tuple[int, int]], extra: Mapping[str, Moved]
+) -> Expected:
+    """x once per column of tiles, weights once per row of tiles and as often as ``weights`` says within one.
+
+    Args:
+        weights: argument -> (bytes, times that one row of tiles reads them). extra: further arguments.
+    """
+    rows, columns, steps = ceil_div(case.M, cut.BM), ceil_div(case.N, cut.BN), ceil_div(case.K, cut.BK)
+    x, out = cost.read["activations"], cost.write["activations"]
+    parts = cut.splits * case.M * case.N * 4
+    split = cut.splits > 1
+    moved: dict[str, Moved] = {"x": Moved("activations", read=x, requested=x * columns), **extra}
+    for name, (size, times) in weights.items():
+        moved[name] = Moved("weights", read=size, requested=size * times * rows)
+    moved["out"] = Moved("", written=parts) if split else Moved("activations", written=out)
+    kernels = {kernel: Launch(rows * columns * cut.splits, moved)}
+    if split:
+        summed = {"parts": Moved("", read=parts), "out": Moved("activations", written=out)}
+        kernels["sum_parts_kernel"] = Launch(case.M * ceil_div(case.N, sum_block(case.N)), summed)
+    padding = 2 * (rows * cut.BM * columns * cut.BN * steps * cut.BK - case.M * case.N * case.K)
+    return Expected(cost, kernels, TYPES[case.dtype].triton, padding)
+
+
+def dense_library(case: WeightOnly, x: torch.Tensor) -> Any:
+    """cuBLAS over the same weights in 16 bits: what a user without a weight-only kernel calls."""
+    weight = torch.randn(case.N, case.K, device=x.device, dtype=x.dtype)
+    return lambda: x @ weight.T
