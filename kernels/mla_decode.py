@@ -31,6 +31,32 @@ GROUP = 128
 
 
 @triton.jit
+def entries_at(
+    latent, scales, rotary, slot, inside, dtype: tl.constexpr, R: tl.constexpr, P: tl.constexpr, ENTRY: tl.constexpr,
+    ROTARY_ENTRY: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """The latents ``[BN, R]`` of the slots, widened to the queries' type where they have scales, and rotary keys ``[P, BN]``."""
+    wide = tl.arange(0, R)
+    if scales is None:
+        entries = tl.load(latent + slot[:, None] * ENTRY + wide[None, :], mask=inside[:, None], other=0.0)
+    else:
+        group = tl.arange(0, R // GROUP)
+        member = tl.arange(0, GROUP)
+        narrow = tl.load(
+            latent + slot[:, None, None] * ENTRY + group[None, :, None] * GROUP + member[None, None, :],
+            mask=inside[:, None, None], other=0.0,
+        )  # fmt: skip
+        factor = tl.load(
+            scales + slot[:, None] * (ENTRY // 4) + R // 4 + group[None, :], mask=inside[:, None], other=0.0
+        )  # fmt: skip
+        entries = tl.reshape(narrow.to(tl.float32) * factor[:, :, None], (BN, R)).to(dtype)
+    keys = tl.load(
+        rotary + slot[None, :] * ROTARY_ENTRY + tl.arange(0, P)[:, None], mask=inside[None, :], other=0.0
+    )  # fmt: skip
+    return entries, keys
+
+
+@triton.jit
 def mla_decode_kernel(
     q, latent, scales, rotary, table, lengths, out, weights, columns, scale,
     T: tl.constexpr, N: tl.constexpr, R: tl.constexpr, P: tl.constexpr, ENTRY: tl.constexpr, ROTARY_ENTRY: tl.constexpr,
@@ -60,21 +86,8 @@ def mla_decode_kernel(
         inside = key < last
         page = tl.load(table + sequence * columns + key // PAGE, mask=inside, other=0).to(tl.int64)
         slot = page * PAGE + key % PAGE
-        if scales is None:
-            entries = tl.load(latent + slot[:, None] * ENTRY + wide[None, :], mask=inside[:, None], other=0.0)
-        else:
-            group = tl.arange(0, R // GROUP)
-            member = tl.arange(0, GROUP)
-            narrow = tl.load(
-                latent + slot[:, None, None] * ENTRY + group[None, :, None] * GROUP + member[None, None, :],
-                mask=inside[:, None, None], other=0.0,
-            )  # fmt: skip
-            factor = tl.load(
-                scales + slot[:, None] * (ENTRY // 4) + R // 4 + group[None, :], mask=inside[:, None], other=0.0
-            )  # fmt: skip
-            entries = tl.reshape(narrow.to(tl.float32) * factor[:, :, None], (BN, R)).to(q_latent.dtype)
-        keys = tl.load(
-            rotary + slot[None, :] * ROTARY_ENTRY + turned[:, None], mask=inside[None, :], other=0.0
+        entries, keys = entries_at(
+            latent, scales, rotary, slot, inside, q_latent.dtype, R, P, ENTRY, ROTARY_ENTRY, BN, GROUP
         )  # fmt: skip
         score = tl.dot(q_rotary, keys, input_precision="ieee")
         score = tl.dot(q_latent, tl.trans(entries), score, input_precision="ieee") * (scale * 1.4426950408889634)
@@ -110,6 +123,14 @@ def choose(sequences: int, rows: int, R: int, keys: int, dtype: str, device: Dev
     )
 
 
+def views(cache: torch.Tensor, rank: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Latents, their scales and the rotary keys of a cache: windows on its memory, None for scales where it is not packed."""
+    if cache.dtype != torch.uint8:
+        return cache, None, cache[..., rank:]
+    begin = (rank + 4 * (rank // GROUP)) // dtype.itemsize
+    return cache.view(torch.float8_e4m3fn), cache.view(torch.float32), cache.view(dtype)[..., begin:]
+
+
 def mla_decode(
     q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, longest: int,
     rank: int, scale: float, parts: Blocks | None = None,
@@ -126,12 +147,7 @@ def mla_decode(
     out = buffers.empty(B, T, N, rank, dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
-    if cache.dtype == torch.uint8:
-        latent, scales = cache.view(torch.float8_e4m3fn), cache.view(torch.float32)
-        begin = (rank + 4 * (rank // GROUP)) // q.element_size()
-        rotary = cache.view(q.dtype)[..., begin:]
-    else:
-        latent, scales, rotary = cache, None, cache[..., rank:]
+    latent, scales, rotary = views(cache, rank, q.dtype)
     cut = parts or choose(B, T * N, rank, longest, NAMES[q.dtype], of(q))
     split = cut.splits > 1
     partial = buffers.empty(B, T, N, cut.splits, rank, dtype=torch.float32, device=q.device) if split else out

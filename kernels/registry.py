@@ -17,6 +17,7 @@ KERNELS = {
     "flash_decoding": "Decode attention over pages, keys split over programs; windows, sinks, trees, 8-bit caches.",
     "mla_decode": "Absorbed latent attention over pages, in 16 bits or the 656-byte layout.",
     "mla_prefill": "Expanded latent attention: wide query heads, narrower values, keys made in this step.",
+    "sparse_mla_decode": "Absorbed latent attention over selected entries: the core of DSA.",
     "paged_cache": "Write, gather and copy of keys and values in pages.",
     "rmsnorm": "RMSNorm with the residual addition fused in.",
     "rotary": "Rotary embedding fused with the write of keys and values into pages.",
