@@ -20,7 +20,7 @@ from roofline.kernels.device import current, of
 from roofline.kernels.gemm import Tiles, place
 from roofline.kernels.packing import pack_awq, pack_gptq, pack_gptq_zeros
 from roofline.kernels.spec import EVERYWHERE, Build, Expected, Moved, Spec, Tensors, Tolerance
-from roofline.kernels.types import TYPES, Source
+from roofline.kernels.types import Source
 from roofline.kernels.weight_only import WeightOnly, finish, parts_of, spans
 from roofline.numeric import ceil_div
 

@@ -24,10 +24,14 @@ from roofline.numeric import ceil_div
 from roofline.work import Work
 
 
-def choose(M: int, N: int, K: int, device: Device) -> Tiles:
-    """Tiles by shape and device: at few rows K is split until every unit streams weights."""
+def choose(M: int, N: int, K: int, device: Device, skinny: tuple[int, int] = (128, 64)) -> Tiles:
+    """Tiles by shape and device: at few rows K is split until every unit streams weights.
+
+    Args:
+        skinny: columns and steps of K of a tile of few rows, the longer one where the storage is contiguous.
+    """
     if M <= 32:
-        BM, BN, BK = max(16, 1 << (M - 1).bit_length()), 128, 64
+        BM, (BN, BK) = max(16, 1 << (M - 1).bit_length()), skinny
         splits = max(1, min(ceil_div(2 * device.units, ceil_div(N, BN)), ceil_div(K, 4 * BK), 16))
         return Tiles(BM, BN, BK, 1 << (splits.bit_length() - 1), warps=4, stages=4)
     large = device.shared >= 200_000
