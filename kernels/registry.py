@@ -12,6 +12,8 @@ KERNELS = {
     "gemm": "Dense matmul: 16-bit, fp32, fp8 and int8; bias, split-K, persistent TMA.",
     "gemm_int8": "W8A8 matmul: int8 with a scale per token and per output channel; quantises 16-bit rows in front.",
     "gemm_int4": "Weight-only matmul: 4-bit integers by group in the storage orders of GPTQ and AWQ, zero points, sorted rows.",
+    "gemm_fp8_block": "8-bit matmul with scales per 128x128 weights and 1x128 activations, sums promoted block by block.",
+    "quantize_fp8": "Activations in 8 bits: scales per block, token or tensor, or known; fused with the norm.",
     "gated_mlp": "Gate, up and activation of a feed-forward block in one kernel.",
     "flash_attention": "Prefill attention: every mask, grouped heads, sinks, soft cap, cached prefixes, ragged batches.",
     "flash_decoding": "Decode attention over pages, keys split over programs; windows, sinks, trees, 8-bit caches.",
