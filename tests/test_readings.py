@@ -14,7 +14,7 @@ from roofline import Deployment, Work, load_accelerator
 from roofline.components.attention import Attention, AttentionBlock, UnfusedAttention
 from roofline.components.feedforward import MLP
 from roofline.components.linear import Embedding, Linear
-from roofline.components.mixing import layer_norm, rms_norm
+from roofline.components.mixing import Quantise, layer_norm, rms_norm
 from roofline.cost import Cost
 from roofline.formats import FORMATS, FP8, grouped
 from roofline.model import Layer, Model
@@ -50,6 +50,9 @@ COMPONENTS = {
     "embedding": Embedding(V, D, positions=64),
     "rms": rms_norm(D),
     "layer-norm": layer_norm(D, residual=True),
+    "norm-quantised": rms_norm(D, residual=True, output=FORMATS["fp8-token"]),
+    "quantise-block": Quantise(D, block=16),
+    "quantise-tensor": Quantise(D, "tensor"),
     "causal": Attention(N, K, H),
     "window": Attention(N, K, H, mask="window", size=7),
     "chunk": Attention(N, K, H, mask="chunk", size=5),

@@ -7,13 +7,19 @@ from typing import Any, ClassVar
 
 from roofline.components.base import Component, Params
 from roofline.cost import Cost
-from roofline.formats import BF16, Format
+from roofline.errors import InputError
+from roofline.formats import BF16, FP8, FP32, Format
+from roofline.numeric import ceil_div
 from roofline.work import Batch
 
 RMS_FLOPS = 4
 """Elementwise FLOPs of an RMS norm per element: square and add, scale by the root, multiply by the weight."""
 LAYER_FLOPS = 7
 """Elementwise FLOPs of a LayerNorm per element: as RMS, plus the mean, its subtraction and the shift."""
+QUANTISE_FLOPS = 3
+"""Elementwise FLOPs of quantising an element: its magnitude, the largest of them, its product with the inverse scale."""
+SCALE_BYTES = 4
+"""Of an activation's scale, fp32."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Norm(Component):
             for a norm shared by all heads, 0 for a norm without parameters.
         flops_per_element: ``RMS_FLOPS`` or ``LAYER_FLOPS``.
         residual: whether the residual addition is fused into it.
+        output: what the result is quantised to on its way out, scales included; None: it is stored as it came.
     """
 
     kind: ClassVar[str] = "norm"
@@ -38,16 +45,21 @@ class Norm(Component):
     residual: bool = False
     weight: Format = BF16
     activation: Format = BF16
+    output: Format | None = None
     name: str = "norm"
 
     def cost(self, work: Batch) -> Cost:
         elements = self.elements * work.tokens
         passes = 2 if self.residual else 1
-        moved = self.activation.bytes(passes * elements)
+        flops = self.flops_per_element + (1 if self.residual else 0)
+        moved = written = self.activation.bytes(passes * elements)
+        if self.output is not None:
+            flops += QUANTISE_FLOPS
+            written = self.activation.bytes((passes - 1) * elements) + self.output.bytes(elements)
         return Cost(
-            {"vector": (self.flops_per_element + (1 if self.residual else 0)) * elements},
+            {"vector": flops * elements},
             {"weights": self.weight.bytes(self.weights), "activations": moved},
-            {"activations": moved},
+            {"activations": written},
             1,
         )
 
@@ -84,6 +96,48 @@ class Elementwise(Component):
             {"activations": self.activation.bytes(self.writes * work.tokens)},
             1,
         )
+
+
+@dataclass(frozen=True)
+class Quantise(Component):
+    """A pass of its own that stores activations in fewer bits, with fp32 scales for what a matmul reads next.
+
+    Reads ``elements`` per token and writes them in the narrow format with their scales. A scale of the whole tensor takes two
+    kernels, as every element must have been seen before the first is stored, and reads everything twice. Where a norm or a
+    matmul quantises on its way, this pass falls away: see ``Norm.output``.
+    Source: DeepSeek-V3 (arXiv 2412.19437), section 3.3, for scales per 1x128.
+
+    Attributes:
+        elements: per token. scales: what shares a scale: "block" (``block`` neighbours of a token), "token", "tensor", or
+            "static", one that was found in calibration and is read.
+        stored: the narrow format, scales apart.
+    """
+
+    kind: ClassVar[str] = "quantise"
+
+    elements: Any
+    scales: str = "block"
+    block: int = 128
+    activation: Format = BF16
+    stored: Format = FP8
+    name: str = "quantise"
+
+    def __post_init__(self) -> None:
+        if self.scales not in ("block", "token", "tensor", "static"):
+            raise InputError(f"scales: unknown {self.scales!r}; known: block, token, tensor, static")
+
+    def cost(self, work: Batch) -> Cost:
+        tokens, passes = work.tokens, 2 if self.scales == "tensor" else 1
+        elements = self.elements * tokens
+        number = {"block": ceil_div(self.elements, self.block) * tokens, "token": tokens, "tensor": 1, "static": 0}[self.scales]
+        read = {"activations": self.activation.bytes(passes * elements)}
+        if self.scales == "static":
+            read["weights"] = SCALE_BYTES
+        written = self.stored.bytes(elements) + SCALE_BYTES * number
+        return Cost({"vector": QUANTISE_FLOPS * elements}, read, {"activations": written}, passes)
+
+    def params(self) -> Params:
+        return {FP32: 1} if self.scales == "static" else {}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from roofline.components.attention import Attention, AttentionBlock, UnfusedAtte
 from roofline.components.base import Component, Params, State, merge_params, weight_bytes
 from roofline.components.feedforward import MLP
 from roofline.components.linear import Embedding, Linear
-from roofline.components.mixing import Norm, rms_norm
+from roofline.components.mixing import Norm, Quantise, rms_norm
 from roofline.cost import Cost
 from roofline.formula_book.entry import LECTURE, Bind, Build, Entry, Formats, of_kind
 from roofline.symbols import symbols
@@ -45,6 +45,10 @@ def _attention_block(formats: Formats) -> list[tuple[Any, Component]]:
 
 def _norm(formats: Formats) -> list[tuple[Any, Component]]:
     return [(1, rms_norm(symbols("D")[0], residual=True, weight=formats["weight"]))]
+
+
+def _quantise(formats: Formats) -> list[tuple[Any, Component]]:
+    return [(1, Quantise(symbols("D")[0], "token"))]
 
 
 def _embedding(formats: Formats) -> list[tuple[Any, Component]]:
@@ -173,6 +177,12 @@ ENTRIES: dict[str, Entry] = {
         "projections, rotary embedding, attention core, output projection", LECTURE, _attention_block, of_kind(AttentionBlock)
     ),
     "norm": Entry("RMS norm with a fused residual addition", "Zhang & Sennrich 2019, arXiv 1910.07467", _norm, of_kind(Norm)),
+    "quantise": Entry(
+        "activations stored in 8 bits by a pass of its own, one fp32 scale per token",
+        "DeepSeek-V3, arXiv 2412.19437, section 3.3",
+        _quantise,
+        of_kind(Quantise),
+    ),
     "embedding": Entry("lookup of one row per token", LECTURE, _embedding, of_kind(Embedding)),
     "head": Entry(
         "output projection onto the vocabulary",
