@@ -18,6 +18,7 @@ KERNELS = {
     "gated_mlp": "Gate, up and activation of a feed-forward block in one kernel.",
     "flash_attention": "Prefill attention: every mask, grouped heads, sinks, soft cap, cached prefixes, ragged batches.",
     "flash_decoding": "Decode attention over pages, keys split over programs; windows, sinks, trees, 8-bit caches.",
+    "dsa_indexer": "Scores of the lightning indexer: fp8 or MXFP4 keys in pages, ReLU, weighted heads.",
     "mla_decode": "Absorbed latent attention over pages, in 16 bits or the 656-byte layout.",
     "mla_prefill": "Expanded latent attention: wide query heads, narrower values, keys made in this step.",
     "sparse_mla_decode": "Absorbed latent attention over selected entries: the core of DSA.",
@@ -27,6 +28,9 @@ KERNELS = {
     "rotary": "Rotary embedding fused with the write of keys and values into pages.",
     "sampling": "Temperature, min-p, top-k, top-p and the draw, without a sort.",
     "speculative": "Verification of drafted chains and trees by modified rejection sampling.",
+    "causal_conv1d": "Depthwise causal convolution with its rolling state: prefill and update; activation, gates.",
+    "mamba2_step": "The recurrence of Mamba-2 token by token, states in slots: decode and verification.",
+    "mamba1_step": "The selective scan of Mamba token by token, states in slots.",
     "unfused_attention": "The baseline that writes every score to memory.",
 }
 """Kernel -> one line about it; its file has its name."""
