@@ -149,7 +149,7 @@ class _Watch:
     def access(self, kind: str, pointers: Any, mask: Any) -> None:
         """Counts one load, store or atomic of a block of pointers."""
         addresses = pointers.data
-        lanes = np.broadcast_to(np.asarray(True if mask is None else mask.data), addresses.shape)
+        lanes = np.broadcast_to(np.asarray(True if mask is None else mask.data, dtype=bool), addresses.shape)
         live = addresses[lanes]
         size = max(8, pointers.get_element_ty().primitive_bitwidth) // 8
         if kind == "read" and live.size < addresses.size and self.spans:
