@@ -28,6 +28,7 @@ KERNELS = {
     "rotary": "Rotary embedding fused with the write of keys and values into pages.",
     "sampling": "Temperature, min-p, top-k, top-p and the draw, without a sort.",
     "speculative": "Verification of drafted chains and trees by modified rejection sampling.",
+    "topk_select": "Positions of the k best scores of a row by radix search, ascending; ties go to the first.",
     "causal_conv1d": "Depthwise causal convolution with its rolling state: prefill and update; activation, gates.",
     "mamba2_step": "The recurrence of Mamba-2 token by token, states in slots: decode and verification.",
     "mamba1_step": "The selective scan of Mamba token by token, states in slots.",
