@@ -105,7 +105,7 @@ def block_for(entries: int) -> int:
 
 @dataclass(frozen=True)
 class Choice(Case):
-    """k of the scores of T new tokens behind ``cached`` ones; ``step``: scores are rounded to multiples of it, so that they tie."""
+    """k of the scores of T new tokens behind ``cached`` ones; ``step``: scores are rounded to multiples of it, to tie."""
 
     cached: tuple[int, ...]
     k: int

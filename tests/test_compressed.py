@@ -20,7 +20,7 @@ from roofline.configs.load import load_model
 from roofline.errors import InputError, UnsupportedModel
 from roofline.formats import BF16, FORMATS, FP8, FP32
 from roofline.model import Layer, Model
-from roofline.work import Work, decode, prefill
+from roofline.work import Ragged, Work, decode, prefill
 
 MILLION = 2**20
 CSA = CompressedAttention(
@@ -210,6 +210,35 @@ def test_a_compressor_writes_one_entry_per_complete_block() -> None:
     assert pool.cost(decode(1, 7)).read["state"] == 0
     assert pool.cost(prefill(1, 30)).write["state"] == 7 * waiting + 4 * 32
     assert pool.cost(prefill(1, 30)).read["state"] == 0
+
+
+def pooled_from_state(every: int, overlap: bool, T: int, S: int) -> int:
+    """Projections of one series that blocks completed by T new tokens take from the S behind, block by block."""
+    taken = 0
+    for block in range(S // every, (S + T) // every):
+        own = range(block * every, (block + 1) * every)
+        before = range(max(0, (block - 1) * every), block * every) if overlap else range(0)
+        taken += sum(token < S for token in (*own, *before))
+    return taken
+
+
+@pytest.mark.parametrize("every", [1, 3, 4])
+@pytest.mark.parametrize("block", [CSA, HCA], ids=["csa", "hca"])
+def test_a_chunk_reads_back_the_projections_that_its_blocks_pool(block: CompressedAttention, every: int) -> None:
+    (pool, *_) = (part for part in replace(block, every=every).parts if isinstance(part, CompressWrite))
+    for T in (1, 2, 3, 5, 11):
+        for S in range(13):
+            cost = pool.cost(Work(2, T, S))
+            assert cost.read["state"] == 2 * 4 * 2 * 16 * pooled_from_state(every, block.overlap, T, S)
+            learned = 4 * every * pool.series * 16 + 2 * 16
+            assert cost.read["weights"] == (learned if (S + T) // every > S // every else 0)
+
+
+def test_a_ragged_batch_reads_what_a_compressor_learned_once() -> None:
+    (pool,) = (part for part in HCA.parts if isinstance(part, CompressWrite))
+    groups = (Work(1, 3, 5), Work(2, 8, 0), Work(1, 1, 7))
+    assert pool.cost(Ragged(groups)).read["weights"] == pool.cost(groups[1]).read["weights"] > 0
+    assert pool.cost(groups[2]).read["weights"] == 0
 
 
 def test_steps_over_a_context_write_every_entry_once() -> None:

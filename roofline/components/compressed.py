@@ -31,8 +31,8 @@ from roofline.components.mixing import RMS_FLOPS, Elementwise, Norm
 from roofline.components.sparse import IndexScores, IndexWrite, TopK
 from roofline.cost import Cost
 from roofline.formats import BF16, FORMATS, FP32, Format
-from roofline.numeric import minimum, ratio
-from roofline.work import Work
+from roofline.numeric import floor_div, maximum, minimum, ratio
+from roofline.work import Batch, Work
 
 SCALE_BLOCK, SCALE_PAD = 64, 8
 INDEX_KEY = FORMATS["mxfp4"]
@@ -61,7 +61,8 @@ class CompressWrite(Component):
 
     Each new token's projections join the state of the open block (fp32); when a block is complete, its tokens (with
     overlap also those of the block before it) are read back, as far as an earlier step left them there, and one entry
-    is written.
+    is written. Gate biases and the norm's weight are read where a block is completed. The state is a ring of the last
+    tokens.
 
     Attributes:
         dim: elements of an entry. every: tokens per entry. overlap: blocks reach back over the one before.
@@ -98,11 +99,33 @@ class CompressWrite(Component):
             self.every * self.series * self.dim,
         )
 
+    def _behind(self, T: Any, S: Any) -> Any:
+        """Projections of one series that an earlier step left, as far as blocks completed in this step pool them.
+
+        The first of those blocks pools the S mod m tokens of the open one; with overlap also the m tokens of the block
+        before it, and the second pools those of the open block once more, by their other series.
+        """
+        complete = Reach(self.every).completed(T, S)
+        first, opened = minimum(complete, 1), S - self.every * floor_div(S, self.every)
+        if not self.overlap:
+            return first * opened
+        return first * (opened + minimum(self.every, S - opened)) + (minimum(complete, 2) - first) * opened
+
+    def cost(self, work: Batch) -> Cost:
+        """As of each group, but the learned elements are read once for all of them."""
+        cost = super().cost(work)
+        if len(work.groups) == 1:
+            return cost
+        most = self.group_cost(work.groups[0]).read["weights"]
+        for group in work.groups[1:]:
+            most = maximum(most, self.group_cost(group).read["weights"])
+        return Cost(dict(cost.flops), {**cost.read, "weights": most}, dict(cost.write), cost.launches)
+
     def group_cost(self, work: Work) -> Cost:
         pooled, projected, flops, special, entry, biases = self._constants
         complete = work.once(Reach.completed, Reach(self.every))
         entries = work.B * complete
-        behind = work.B * (minimum(work.S, pooled - 1) * minimum(complete, 1))
+        behind = work.B * self._behind(work.T, work.S)
         stream = "index" if self.state_name == "index" else "state"
         waiting = FP32.bytes(projected) * (work.B * minimum(work.T, pooled))
         written = {"state": waiting}
@@ -110,7 +133,7 @@ class CompressWrite(Component):
         return Cost(
             {"vector": flops * entries + (self.series * self.dim) * work.tokens, "special": special * entries},
             {
-                "weights": FP32.bytes(biases) + self.activation.bytes(self.dim),
+                "weights": (FP32.bytes(biases) + self.activation.bytes(self.dim)) * minimum(complete, 1),
                 "activations": self.activation.bytes(projected) * work.tokens,
                 "state": FP32.bytes(2 * self.dim) * behind,
             },
