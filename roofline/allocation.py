@@ -13,7 +13,8 @@ from typing import Any
 
 from roofline.accelerator import Accelerator
 from roofline.components.attention import AttentionBlock, CacheWrite
-from roofline.components.linear import Linear
+from roofline.components.base import weight_bytes
+from roofline.components.linear import Embedding, Linear
 from roofline.components.moe import GroupedLinear
 from roofline.engines.layout import Layout, layout
 from roofline.engines.profile import Figure, Profile
@@ -133,13 +134,23 @@ class Allocation:
         assert self.settings.batched_tokens is not None
         return self.settings.max_model_len, self.settings.batched_tokens
 
+    @property
+    def wanted(self) -> Any:
+        """Bytes of state without which the engine does not start: of every sequence where it takes them all, else of one."""
+        assert self.settings.sequences is not None
+        return self.request_bytes * (self.settings.sequences if self.profile.whole_context else 1)
+
+    def taken(self, pool: Any) -> Any:
+        """Bytes of a pool that the engine takes: what all its sequences can need, or everything."""
+        return min(pool, self.wanted) if self.profile.whole_context else pool
+
     def tokens(self, pool: Any) -> int | None:
         """Tokens that a pool holds, as the start-up log counts them; None without growing state."""
-        return None if self.layout is None else self.layout.tokens(pool, *self._sizes)
+        return None if self.layout is None else self.layout.tokens(self.taken(pool), *self._sizes)
 
     def concurrency(self, pool: Any) -> Fraction | None:
         """Requests of the longest length that a pool holds at once."""
-        return None if self.layout is None else self.layout.concurrency(pool, *self._sizes)
+        return None if self.layout is None else self.layout.concurrency(self.taken(pool), *self._sizes)
 
     @property
     def request_bytes(self) -> Any:
@@ -148,14 +159,18 @@ class Allocation:
 
     @property
     def fits(self) -> bool:
-        """Whether the engine starts: the pool holds one request of ``max_model_len``."""
-        return bool(self.pool.best > 0 and self.pool.best >= self.request_bytes)
+        """Whether the engine starts: the pool holds one request of ``max_model_len``, or all that are allocated at once."""
+        return bool(self.pool.best > 0 and self.pool.best >= self.wanted)
 
     @property
     def longest(self) -> int:
         """The longest request that the pool holds, up to ``max_model_len``."""
         longest, batched = self._sizes
-        return longest if self.layout is None else self.layout.longest_request(self.pool.best, batched, longest)
+        if self.layout is None:
+            return longest
+        assert self.settings.sequences is not None
+        share = self.settings.sequences if self.profile.whole_context else 1
+        return self.layout.longest_request(self.pool.best / share, batched, longest)
 
 
 def _width(model: Model) -> Any:
@@ -192,11 +207,12 @@ def _activations(whole: Model, stage: Model, profile: Profile, settings: Setting
     assert settings.sequences is not None
     width = _width(whole)
     tokens, rows = settings.batched_tokens, min(settings.sequences, settings.batched_tokens)
-    forward = 2 * tokens * forward_elements(stage, width, profile.number("residual_copies"))
+    element = profile.number("activation_bytes")
+    forward = element * tokens * forward_elements(stage, width, profile.number("residual_copies"))
     head = next((c for c in whole.head if isinstance(c, Linear) and c.rows == "logit_rows"), None)
     figure = profile.figure("logit_bytes")
     logits = 0 if head is None else (tokens if profile.logits_of_all_tokens else rows) * head.outputs
-    hidden = 2 * tokens * width
+    hidden = element * tokens * width
     low, best, high = (hidden + rate * logits for rate in (figure.low, figure.value, figure.high))
     sampler = best > forward
     note = (
@@ -212,7 +228,7 @@ def _extra_weights(whole: Model, stage: Model, accelerator: Accelerator, profile
     """What an engine stores beside the parameters: rotary tables, padding of experts."""
     rotary = max((part.rotary for _, part in stage.counted if isinstance(part, CacheWrite)), default=0)
     rotary = max([rotary, *(b.rotary for layer in stage.layers for b in layer.blocks if isinstance(b, AttentionBlock))])
-    table = 2 * rotary * (whole.max_context or 0)
+    table = 0 if profile.rotation_computed else 2 * rotary * (whole.max_context or 0)
     multiple = profile.number("expert_multiple")
     padding: Any = 0
     for number, part in stage.counted:
@@ -265,14 +281,31 @@ def _default_fraction(profile: Profile, accelerator: Accelerator, mesh: Mesh, se
     return Fraction(round(1000 * (total - reserve) / total), 1000)
 
 
-def allocate(model: Model, accelerator: Accelerator, mesh: Mesh, profile: Profile, given: Settings) -> Allocation:
+def allocate(
+    model: Model, accelerator: Accelerator, mesh: Mesh, profile: Profile, given: Settings, ranks: Sharded | None = None
+) -> Allocation:
     """What an engine allocates for a model on the device of the mesh that holds fewest tokens.
+
+    ``ranks`` is the model on that mesh where it is at hand.
 
     Raises InputError for settings out of range, UnsupportedModel for state that has no page rule.
     """
     settings = filled(model, profile, accelerator, mesh, given)
-    found = [_stage(model, stage, accelerator, mesh, profile, settings) for stage in Sharded(model, accelerator, mesh).stages]
+    stages = (ranks or Sharded(model, accelerator, mesh)).stages
+    found = [_stage(model, stage, accelerator, mesh, profile, settings) for stage in stages]
     return min(found, key=lambda one: (one.tokens(one.pool.best) or 0, one.pool.best))
+
+
+def _weights(whole: Model, stage: Model, profile: Profile) -> Term:
+    """Stored weights of a rank. A table that stays on the host counts only where the head uses it too: it is copied then."""
+    note = "parameters of this rank, scales and towers included"
+    table = next((c for c in stage.embedding if isinstance(c, Embedding) and not c.tied), None)
+    if not profile.host_embedding or table is None:
+        return _exactly("weights", stage.weight_bytes, note)
+    if any(isinstance(c, Linear) and c.tied for c in whole.head):
+        return _exactly("weights", stage.weight_bytes, f"{note}; the token embedding once, as the head")
+    on_host = weight_bytes(table.params())
+    return _exactly("weights", stage.weight_bytes - on_host, f"{note}; the token embedding stays on the host")
 
 
 def _stage(whole: Model, stage: Model, accelerator: Accelerator, mesh: Mesh, profile: Profile, settings: Settings) -> Allocation:
@@ -280,7 +313,7 @@ def _stage(whole: Model, stage: Model, accelerator: Accelerator, mesh: Mesh, pro
     assert settings.sequences is not None
     devices = "single" if mesh.ranks == 1 else "multi" if mesh.ranks < MANY else "many"
     other = _of("outside torch", profile.figure(f"{devices}_non_torch"))
-    weights = _exactly("weights", stage.weight_bytes, "parameters of this rank, scales and towers included")
+    weights = _weights(whole, stage, profile)
     extra = _extra_weights(whole, stage, accelerator, profile)
     activations = _activations(whole, stage, profile, settings)
     graphs = _of("CUDA graphs", profile.figure("graphs"))

@@ -93,6 +93,36 @@ def test_llama_cpp_allocates_the_whole_context(name, of):
     assert pages(model(of), "llamacpp").request_bytes(tokens, 512) == logged(name, "kv_mem_gib_per_gpu") * GIB
 
 
+def test_llama_cpp_against_a_start_up_log():
+    """A Llama-3-8B in Q4_K_M with 512 tokens of context: CPU 281.81 MiB, CUDA0 4403.49 MiB, KV 64 MiB, compute 258.50 MiB."""
+    settings = Settings(max_model_len=512)
+    found = allocate(
+        apply(load_model("llama-3-8b"), [dtype("q4_k_m")]), load_accelerator("rtx-4090"), ONE, load_engine("llamacpp"), settings
+    )
+    mib = {term.name: float(term.best) / 2**20 for term in found.terms}
+    assert round(mib["weights"], 2) == 4403.49
+    assert round(mib["activations"], 2) == 258.50
+    assert mib["other weights"] == 0, "rotations are computed, not looked up"
+    assert found.taken(found.pool.best) == 64 * 2**20
+    assert (found.tokens(found.pool.best), found.longest) == (512, 512)
+    whole = apply(load_model("llama-3-8b"), [dtype("q4_k_m")]).weight_bytes
+    assert round(float(whole) / 2**20 - mib["weights"], 2) == 281.81
+
+
+def test_llama_cpp_takes_the_context_that_is_asked_for():
+    def taken(length: int, sequences: int = 1) -> Allocation:
+        given = Settings(max_model_len=length, sequences=sequences)
+        return allocate(load_model("llama-3-8b"), load_accelerator("rtx-4090"), ONE, load_engine("llamacpp"), given)
+
+    assert [taken(length).tokens(taken(length).pool.best) for length in (1024, 8192)] == [1024, 8192]
+    assert taken(8192, 4).tokens(taken(8192, 4).pool.best) == 4 * 8192
+    assert taken(8192, 8).fits and not taken(8192, 9).fits
+    tied = allocate(
+        load_model("gemma-2b"), load_accelerator("rtx-4090"), ONE, load_engine("llamacpp"), Settings(max_model_len=512)
+    )
+    assert tied.terms[0].best == load_model("gemma-2b").weight_bytes, "a head that is the table is copied to the GPU"
+
+
 def test_one_rank_of_a_pool_that_is_the_least_of_four():
     """A05: the log shows one rank's pool, and the capacity is that of the rank with least: 1.1 % below."""
     tokens = pages(model("qwen3-235b-a22b"), mesh=Mesh(4)).tokens(logged("A05", "kv_mem_gib_per_gpu") * GIB, 40960, 8192)

@@ -151,7 +151,7 @@ def _record(found: Found, logged: int | None) -> dict[str, Any]:
         "kv_tokens": one.tokens(pool.best),
         "kv_tokens_low": one.tokens(pool.low),
         "kv_tokens_high": one.tokens(pool.high),
-        "kv_blocks": pages.blocks(pool.best) if pages else None,
+        "kv_blocks": pages.blocks(one.taken(pool.best)) if pages else None,
         "kv_bytes_per_token": plain(pages.row_bytes) if pages else 0,
         "max_concurrency": float(one.concurrency(pool.best) or 0),
         "request_bytes": plain(one.request_bytes),
@@ -178,6 +178,15 @@ def _cells(results: Sequence[Found]) -> Cells:
     return [*(["on"] if several else []), "term", "low\nGiB", "best\nGiB", "high\nGiB", "exact", "what it is"], rows
 
 
+def _left(one: Allocation) -> str:
+    """What stays free where an engine takes no more than its sequences can need."""
+    from roofline.units import capacity
+
+    if not one.profile.whole_context:
+        return ""
+    return f"; {capacity(one.pool.best - one.taken(one.pool.best))} stay free"
+
+
 def _verdict(found: Found, out: Output) -> Iterator[str]:
     """Whether the engine starts, what its log prints, what a naive check says."""
     from roofline.units import capacity
@@ -194,11 +203,15 @@ def _verdict(found: Found, out: Output) -> Iterator[str]:
         tokens, low, high = (one.tokens(value) or 0 for value in (pool.best, pool.low, pool.high))
         yield (
             f"{who}: {out.paint('starts', 'green')}; KV cache of {tokens:,} tokens ({low:,} to {high:,}), "
-            f"{pages.blocks(pool.best):,} blocks of {pages.page_tokens:,}; "
-            f"{float(one.concurrency(pool.best) or 0):,.2f} requests of {longest:,} tokens at once{each}"
+            f"{pages.blocks(one.taken(pool.best)):,} blocks of {pages.page_tokens:,}; "
+            f"{float(one.concurrency(pool.best) or 0):,.2f} requests of {longest:,} tokens at once{each}{_left(one)}"
         )
     else:
-        needs = f"one request of {longest:,} tokens needs {capacity(one.request_bytes)}"
+        number = settings.sequences if one.profile.whole_context else 1
+        who_needs = (
+            f"{number:,} requests of {longest:,} tokens need" if number != 1 else f"one request of {longest:,} tokens needs"
+        )
+        needs = f"{who_needs} {capacity(one.wanted)}"
         room = f"{capacity(pool.best)} remain" if pool.best > 0 else f"{capacity(-pool.best)} are missing before any state"
         most = f"; the longest request is {one.longest:,} tokens" if one.longest else ""
         yield f"{who}: {out.paint('does not start', 'red')}: {needs}, and {room}{most}"

@@ -30,7 +30,10 @@ ALIASES = {
 BASES = ("total", "free-before-load", "free-after-load", "none")
 PARALLEL = 4
 """Devices that share tokens from which on a tier's second number of sequences holds."""
-SWITCHES = ("batched_follow_length", "logits_of_all_tokens", "graphs_counted", "separate_state")
+SWITCHES = (
+    "batched_follow_length", "logits_of_all_tokens", "graphs_counted", "separate_state", "whole_context", "host_embedding",
+    "rotation_computed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Profile:
         flags: setting -> the engine's documented option. numbers: see the files. tiers: defaults by memory.
         batched_follow_length: a whole prompt is one batch. logits_of_all_tokens: the profile run computes logits of all.
         graphs_counted: graphs are taken out of the budget. separate_state: kinds of layers have pools of their own.
+        whole_context: state of all sequences is allocated at start-up, at their longest. host_embedding: the table of
+            token embeddings stays on the host. rotation_computed: no table of sines and cosines is stored.
     """
 
     id: str
@@ -96,6 +101,9 @@ class Profile:
     logits_of_all_tokens: bool = False
     graphs_counted: bool = False
     separate_state: bool = False
+    whole_context: bool = False
+    host_embedding: bool = False
+    rotation_computed: bool = False
 
     def figure(self, name: str) -> Figure:
         """A number by name. Raises InputError where the engine's file lacks it."""

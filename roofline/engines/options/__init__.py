@@ -1,0 +1,1 @@
+"""The documented options of each engine's server, one file per engine."""

@@ -1,0 +1,139 @@
+"""What binds a deployment, as named ceilings in users: how many it could serve at once if only that one limit held.
+
+A stream's ceiling is the number of users at which it alone (memory traffic, arithmetic, a link) takes the whole time per
+output token that the objective allows: that of a decode step, and of the prompts that share the device with it. Stream
+times are the datasheet's; what calibrated step times add to the bound is the ceiling "launch and host".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from roofline.planner.search import Plan
+from roofline.planner.sizing import size
+from roofline.planner.workload import Objective, Workload
+from roofline.serving.steps import BoundSteps, StepShape
+
+NAMES = {"memory": "memory bandwidth", "compute": "compute", "vector": "elementwise units"}
+MOST_USERS = 2**16
+GRID = 241
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A limit.
+
+    Attributes:
+        name: of what binds. users: at once, all instances; None where it never binds. note: what it is made of.
+    """
+
+    name: str
+    users: int | None
+    note: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures."""
+        return {"ceiling": self.name, "users": self.users, "note": self.note}
+
+
+def _grid() -> Any:
+    import numpy
+
+    return numpy.unique(numpy.geomspace(1, MOST_USERS, GRID).round())
+
+
+def _last(sequences: Any, seconds: Any, limit: float) -> int | None:
+    """The largest number of sequences whose time keeps the limit; 0 where none does, None where all do."""
+    import numpy
+
+    kept = numpy.flatnonzero(seconds <= limit)
+    if kept.size == len(sequences):
+        return None
+    if not kept.size:
+        return 0
+    low, high = int(sequences[kept[-1]]), int(sequences[kept[-1] + 1])
+    a, b = float(seconds[kept[-1]]), float(seconds[kept[-1] + 1])
+    return low + int((high - low) * (limit - a) / (b - a)) if b > a else low
+
+
+def _streams(plan: Plan, load: Workload, limit: float) -> list[Ceiling]:
+    setup = plan.setup
+    dp, instances = setup.mesh.dp, plan.instances
+    sequences = _grid()
+    context = load.isl + load.osl // 2
+    step = setup.deployment.decode(sequences * dp, context * (sequences / sequences)).timing.streams
+    prompt = {} if plan.prefill else setup.deployment.prefill(dp, load.isl).timing.streams
+    found = []
+    for name, seconds in step.items():
+        share = sequences / load.osl * float(prompt.get(name, 0.0))
+        last = _last(sequences, seconds + share, limit)
+        note = "a decode step and its share of prompts" if prompt else "a decode step"
+        found.append(Ceiling(NAMES.get(name, f"link {name}"), None if last is None else last * dp * instances, note))
+    return found
+
+
+def _host(plan: Plan, load: Workload, limit: float) -> Ceiling | None:
+    """Users at which what calibrated decode steps take beyond the bound fills the time per token."""
+    import numpy
+
+    setup = plan.setup
+    if setup.times.provenance != "calibrated":
+        return None
+    bound = BoundSteps(setup.deployment, longest=setup.longest)
+    context = load.isl + load.osl // 2
+    sequences = numpy.unique(numpy.geomspace(1, 4096, 49).round())
+    shapes = [StepShape(decodes=int(n), decode_context=int(n) * context) for n in sequences]
+    beyond = numpy.array([setup.times.seconds(shape) - bound.seconds(shape) for shape in shapes])
+    last = _last(sequences, numpy.maximum.accumulate(beyond), limit)
+    users = None if last is None else last * setup.mesh.dp * plan.instances
+    return Ceiling("launch and host", users, "calibrated step times beyond the bound")
+
+
+def _limit(plan: Plan, load: Workload, objective: Objective, name: str) -> Ceiling:
+    """Users at which the closed form's TTFT or TPOT reaches its limit, everything together."""
+    setup = plan.setup
+    low, high = 0, 1
+    limit = objective.ttft if name == "TTFT limit" else objective.tpot
+    assert limit is not None
+
+    def holds(sequences: int) -> bool:
+        if plan.prefill is not None:
+            shape = StepShape(decodes=sequences, decode_context=sequences * (load.isl + load.osl // 2))
+            return setup.times.seconds(shape) <= limit
+        sized = size(setup.times, sequences, plan.budget, load, percentile=objective.percentile, drafting=plan.drafting)
+        return sized is not None and (sized.ttft_high_s if name == "TTFT limit" else sized.tpot_s) <= limit
+
+    while high < MOST_USERS and holds(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return Ceiling(name, low * setup.mesh.dp * plan.instances, "closed form, everything together")
+
+
+def ceilings(plan: Plan, load: Workload, objective: Objective) -> list[Ceiling]:
+    """Every ceiling of a deployment, the lowest first."""
+    setup = plan.setup
+    ranks = setup.mesh.dp * plan.instances
+    found = [
+        Ceiling(
+            "KV memory", setup.users(plan.budget, plan.batch) * ranks, f"requests of {load.length:,} tokens that the pools hold"
+        )
+    ]
+    found.append(Ceiling("batch setting", plan.batch * ranks, "sequences per step, as chosen"))
+    if objective.tpot is not None:
+        found += _streams(plan, load, objective.tpot)
+        host = _host(plan, load, objective.tpot)
+        found += [host] if host else []
+        found.append(_limit(plan, load, objective, "TPOT limit"))
+    if objective.ttft is not None and plan.prefill is None:
+        found.append(_limit(plan, load, objective, "TTFT limit"))
+    return sorted(found, key=lambda one: (one.users is None, one.users or 0))
+
+
+def users(plan: Plan, load: Workload) -> int:
+    """Users at once under the load."""
+    if load.concurrency is not None:
+        return load.concurrency
+    return plan.sized.sequences * plan.setup.mesh.dp * plan.instances

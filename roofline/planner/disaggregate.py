@@ -1,0 +1,175 @@
+"""Disaggregated deployments: some instances prefill, others decode, and the cache travels between them.
+
+Without prompts in their steps decoding instances keep a steady pace; a prompt waits for a prefilling instance (a queue
+with equal service times, M/D/1), is computed, and its cache is sent over the network of the GPUs that hold it. Time to
+first token is counted with that transfer.
+Sources: Zhong et al. 2024, DistServe (arXiv 2401.09670); Patel et al. 2023, Splitwise (arXiv 2311.18677).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from roofline.planner.prices import Rent
+from roofline.planner.search import MOST_INSTANCES, SEQUENCES, Plan, _order, headroom
+from roofline.planner.setups import Setup
+from roofline.planner.sizing import Sized
+from roofline.planner.workload import Objective, Workload
+from roofline.serving.steps import StepShape
+
+PREFILL_BUDGET = 8192
+"""Tokens of a step of an instance that only prefills."""
+MOST_BUSY = 0.9
+"""Share of the time that prefilling instances may be busy."""
+FEW = 8
+"""Decoding instances up to which batch work looks for a whole ratio of prefilling ones."""
+NETWORKS = ("network", "pcie", "ici")
+
+
+def transfer_seconds(setup: Setup, tokens: int) -> float | None:
+    """Seconds to send the cache of a prompt from all GPUs of a rank at once; None where the GPU's file lists no way out."""
+    link = next((setup.accelerator.links[name] for name in NETWORKS if name in setup.accelerator.links), None)
+    if link is None:
+        return None
+    senders = setup.mesh.tp * setup.mesh.pp
+    return float(setup.variant.model.state_bytes(tokens)) / (senders * float(link.bandwidth.value))
+
+
+def prompt_seconds(setup: Setup, load: Workload) -> float:
+    """Seconds of the steps that prefill one prompt alone on an instance."""
+    chunks = -(-load.isl // PREFILL_BUDGET)
+    each = -(-load.isl // chunks)
+    total = 0.0
+    for start in range(0, load.isl, each):
+        tokens = min(each, load.isl - start)
+        pairs = tokens * start + tokens * (tokens + 1) // 2
+        total += setup.times.seconds(StepShape(prefill_tokens=tokens, prefill_pairs=pairs, prefills=1))
+    return total
+
+
+def _wait(service: float, busy: float, percentile: float) -> tuple[float, float]:
+    """Mean and percentile of the wait for a server that is busy that share of the time."""
+    beyond = 1 - percentile / 100
+    mean = busy * service / (2 * (1 - busy))
+    tail = service / (2 * (1 - busy)) * math.log(busy / beyond) if busy > beyond else 0.0
+    return mean, max(mean, tail)
+
+
+def _decoding(setup: Setup, load: Workload) -> Iterator[tuple[int, int, float, float]]:
+    """(sequences, batch, step, requests per second) of one rank that only decodes."""
+    context = load.isl + load.osl // 2
+    steps = max(1, load.osl - 1)
+    for sequences in SEQUENCES:
+        batch = headroom(sequences) if load.rate is not None else sequences
+        if batch > setup.users(BATCH_BUDGET, batch):
+            return
+        step = setup.times.seconds(StepShape(decodes=sequences, decode_context=sequences * context))
+        yield sequences, batch, step, sequences / (steps * step)
+
+
+BATCH_BUDGET = 2048
+"""Token budget for which memory of decoding instances is worked out."""
+
+
+def _prefilling(
+    setup: Setup, load: Workload, rate: float, limit: float | None, percentile: float
+) -> tuple[int, float, float] | None:
+    """(instances, mean, percentile) of waiting and prefilling at a request rate; None where no number is fast enough."""
+    service = prompt_seconds(setup, load)
+    if limit is not None and service >= limit:
+        return None
+    number = max(1, math.ceil(rate * service / (setup.mesh.dp * MOST_BUSY)))
+    while number <= MOST_INSTANCES:
+        mean, tail = _wait(service, rate * service / (number * setup.mesh.dp), percentile)
+        if limit is None or service + tail <= limit:
+            return number, service + mean, service + tail
+        number += max(1, number // 8)
+    return None
+
+
+def _rates(load: Workload, sequences: int, step: float, each: float, dp: int) -> tuple[int, float]:
+    """(decoding instances, requests per second that the deployment sees)."""
+    if load.rate is not None:
+        return math.ceil(load.rate / (each * dp) * (1 - 1e-9)), load.rate
+    if load.concurrency is not None:
+        number = -(-load.concurrency // (sequences * dp))
+        return number, load.concurrency / (max(1, load.osl - 1) * step)
+    return FEW, FEW * dp * each
+
+
+def disaggregated(
+    candidates: Iterable[Setup], load: Workload, objective: Objective, rents: dict[str, Rent | None], most: int
+) -> tuple[list[Plan], int]:
+    """(the cheapest disaggregated deployment of each kind of accelerator and formats, deployments sized)."""
+    groups: dict[Any, list[Setup]] = {}
+    for setup in candidates:
+        groups.setdefault((setup.accelerator.id, setup.variant.weights, setup.variant.kv), []).append(setup)
+    plans, tried = [], 0
+    for (accelerator, _, _), found in groups.items():
+        best: Plan | None = None
+        price = rents.get(accelerator)
+        cheapest: dict[float, tuple[Setup, int, float, float] | None] = {}
+        for setup in found:
+            moved = transfer_seconds(setup, load.isl)
+            if moved is None:
+                continue
+            for sequences, batch, step, each in _decoding(setup, load):
+                tried += 1
+                if objective.tpot is not None and step > objective.tpot:
+                    break
+                number, rate = _rates(load, sequences, step, each, setup.mesh.dp)
+                if number * setup.gpus >= most or number > MOST_INSTANCES:
+                    continue
+                key = round(math.log(rate) * 20)
+                rate_up = math.exp((key + 1) / 20) if load.rate is None else rate
+                if key not in cheapest:
+                    cheapest[key] = _cheapest_prefill(found, load, rate_up, objective, moved)
+                    tried += len(found)
+                prefill = cheapest[key]
+                if prefill is None:
+                    continue
+                plan = _joined(setup, prefill, (sequences, batch, step, number), rate, moved, load, price)
+                if plan.gpus <= most and (best is None or _order(plan, load) < _order(best, load)):
+                    best = plan
+        if best is not None:
+            plans.append(best)
+    return plans, tried
+
+
+def _cheapest_prefill(
+    found: list[Setup], load: Workload, rate: float, objective: Objective, moved: float
+) -> tuple[Setup, int, float, float] | None:
+    limit = None if objective.ttft is None else objective.ttft - moved
+    best = None
+    for setup in found:
+        sized = _prefilling(setup, load, rate, limit, objective.percentile)
+        if sized and (best is None or sized[0] * setup.gpus < best[1] * best[0].gpus):
+            best = (setup, *sized)
+    return best
+
+
+def _joined(
+    setup: Setup, prefill: tuple[Setup, int, float, float], decode: tuple[int, int, float, int], rate: float, moved: float,
+    load: Workload, price: Rent | None,
+) -> Plan:  # fmt: skip
+    first, count, mean, tail = prefill
+    sequences, batch, step, number = decode
+    share = rate / (number * setup.mesh.dp)
+    service = prompt_seconds(first, load)
+    sized = Sized(sequences, 1, 0.0, step, step, mean + moved + step, tail + moved + step, step, share)
+    waiting = Sized(1, 1, 1.0, service, service, mean, tail, 0.0, rate / (count * first.mesh.dp))
+    front = Plan(first, PREFILL_BUDGET, max(1, PREFILL_BUDGET // load.isl), count, waiting, rent=price)
+    return Plan(setup, BATCH_BUDGET, batch, number, sized, None, price, front, moved)
+
+
+def with_more(plan: Plan, prefill: int, decode: int) -> Plan:
+    """The plan with more instances of each kind."""
+    assert plan.prefill is not None
+    front = plan.prefill
+    return replace(
+        plan, instances=plan.instances + decode, prefill=replace(front, instances=front.instances + prefill),
+        sized=replace(plan.sized, rate=plan.sized.rate * plan.instances / (plan.instances + decode)),
+    )  # fmt: skip

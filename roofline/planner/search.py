@@ -1,0 +1,226 @@
+"""The search: every setting of every setup, sized by the closed form, and what it takes to carry a load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roofline.planner.prices import Rent
+from roofline.planner.setups import Setup
+from roofline.planner.sizing import Drafting, Sized, size
+from roofline.planner.workload import Objective, Workload
+
+SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
+BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
+HEADROOM = 2.33
+"""Standard deviations of a Poisson number of sequences that a batch leaves room for."""
+MOST_INSTANCES = 100_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A deployment: instances of one setup with their settings.
+
+    Attributes:
+        setup: of each instance. budget: tokens per step. batch: sequences per step and data-parallel rank.
+        instances: equal ones behind a balancer. sized: steady state of one rank under its share of the load.
+        drafting: speculation, None without. rent: price of a GPU, None where unknown.
+        prefill: for a disaggregated deployment, the instances that prefill; ``setup`` then decodes only.
+    """
+
+    setup: Setup
+    budget: int
+    batch: int
+    instances: int
+    sized: Sized
+    drafting: Drafting | None = None
+    rent: Rent | None = None
+    prefill: Plan | None = None
+    transfer_s: float = 0.0
+
+    @property
+    def gpus(self) -> int:
+        """All accelerators."""
+        return self.setup.gpus * self.instances + (self.prefill.gpus if self.prefill else 0)
+
+    @property
+    def rate(self) -> float:
+        """Requests per second of all instances."""
+        return self.sized.rate * self.setup.mesh.dp * self.instances
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Rent of all accelerators, None where the price is unknown."""
+        return None if self.rent is None else self.rent.usd * self.gpus
+
+    @property
+    def formats(self) -> tuple[str, str]:
+        """Formats of weights and cache."""
+        return self.setup.variant.weights, self.setup.variant.kv
+
+    def output_tokens(self, osl: int) -> float:
+        """Output tokens per second of all instances."""
+        return self.rate * osl
+
+    def key(self) -> tuple[Any, ...]:
+        """What makes it another deployment than others."""
+        setup, other = self.setup, self.prefill.key() if self.prefill else ()
+        return (
+            setup.accelerator.id, setup.mesh, self.formats, self.budget, self.batch, self.instances,
+            self.drafting.gamma if self.drafting else 0, other,
+        )  # fmt: skip
+
+    def with_instances(self, number: int) -> Plan:
+        """The same with another number of instances, steady state as it was."""
+        return replace(self, instances=number)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the trade between users and GPUs: an instance at a batch, whatever the load.
+
+    Attributes:
+        user: output tokens per second that one user sees. gpu: output tokens per second of a GPU.
+    """
+
+    user: float
+    gpu: float
+    plan: Plan
+
+
+@dataclass
+class Found:
+    """What a search found.
+
+    Attributes:
+        plans: deployments that meet the objective by the closed form, the cheapest first. points: of the trade-off.
+        tried: deployments that were sized. nearest: the deployment that misses least where none meets the objective.
+    """
+
+    plans: list[Plan]
+    points: list[Point]
+    tried: int
+    nearest: Plan | None = None
+
+
+def cost(plan: Plan) -> tuple[float, int, float]:
+    """Order of deployments: rent, then accelerators, then latency; those without a price come last."""
+    usd = plan.usd_per_hour
+    return (math.inf if usd is None else usd, plan.gpus, plan.sized.tpot_s)
+
+
+def per_token(plan: Plan, osl: int) -> tuple[float, float]:
+    """Order of batch work: rent per output token, or accelerators per token where no price is known."""
+    tokens = plan.output_tokens(osl)
+    usd = plan.usd_per_hour
+    return (math.inf if usd is None else usd / tokens, plan.gpus / tokens)
+
+
+def headroom(sequences: int) -> int:
+    """Sequences that a batch must admit when so many are there on average, arriving at random."""
+    return math.ceil(sequences + HEADROOM * math.sqrt(sequences))
+
+
+def settings(setup: Setup, load: Workload, objective: Objective, drafting: Drafting | None) -> Iterable[tuple[int, int, Sized]]:
+    """(budget, batch, steady state) of every setting that memory and the engine admit."""
+    for budget in BUDGETS:
+        if budget > max(512, 2 * load.isl) and budget > BUDGETS[0] * 4:
+            continue
+        room = setup.users(budget, SEQUENCES[0])
+        for sequences in SEQUENCES:
+            batch = headroom(sequences) if load.rate is not None else sequences
+            if sequences > 256:
+                room = setup.users(budget, batch)
+            if batch > room:
+                break
+            sized = size(setup.times, sequences, budget, load, percentile=objective.percentile, drafting=drafting)
+            if sized is None:
+                break
+            yield budget, batch, sized
+
+
+def instances(setup: Setup, load: Workload, sized: Sized) -> int:
+    """Instances that carry a load at that steady state."""
+    if load.rate is not None:
+        return math.ceil(load.rate / (sized.rate * setup.mesh.dp) * (1 - 1e-9))
+    if load.concurrency is not None:
+        return -(-load.concurrency // (sized.sequences * setup.mesh.dp))
+    return 1
+
+
+def settled(plan: Plan, load: Workload, objective: Objective) -> Plan:
+    """The plan with the steady state under the share of the load that each instance really gets."""
+    ranks = plan.instances * plan.setup.mesh.dp
+
+    def at(sequences: int) -> Sized | None:
+        return size(plan.setup.times, sequences, plan.budget, load, percentile=objective.percentile, drafting=plan.drafting)
+
+    if load.concurrency is not None:
+        found = at(-(-load.concurrency // ranks))
+        return replace(plan, sized=found) if found else plan
+    if load.rate is None:
+        return plan
+    wanted, low, high = load.rate / ranks, 1, plan.sized.sequences
+    while low < high:
+        middle = (low + high) // 2
+        sized = at(middle)
+        if sized is not None and sized.rate >= wanted:
+            high = middle
+        else:
+            low = middle + 1
+    found = at(high)
+    if found is None:
+        return plan
+    return replace(plan, sized=replace(found, rate=min(found.rate, wanted)))
+
+
+def search(
+    candidates: Iterable[Setup], load: Workload, objective: Objective, rents: dict[str, Rent | None], most: int,
+    draftings: Sequence[Drafting | None] | None = None,
+) -> Found:  # fmt: skip
+    """Every deployment of the candidates, up to ``most`` GPUs, that meets the objective by the closed form."""
+    plans: list[Plan] = []
+    points: list[Point] = []
+    tried, nearest, miss = 0, None, math.inf
+    for setup in candidates:
+        price = rents.get(setup.accelerator.id)
+        for drafting in draftings or [None]:
+            best: dict[int, Plan] = {}
+            for budget, batch, sized in settings(setup, load, objective, drafting):
+                tried += 1
+                number = instances(setup, load, sized)
+                plan = Plan(setup, budget, batch, number, sized, drafting, price)
+                if sized.tpot_s:
+                    share = sized.rate * load.osl * setup.mesh.dp / setup.gpus
+                    points.append(Point(1 / sized.tpot_s, share, plan.with_instances(1)))
+                if number > MOST_INSTANCES or plan.gpus > most:
+                    continue
+                if objective.met(sized.ttft_high_s, sized.tpot_s):
+                    if budget not in best or _order(plan, load) < _order(best[budget], load):
+                        best[budget] = plan
+                else:
+                    wrong = max(
+                        sized.ttft_high_s / objective.ttft if objective.ttft else 0.0,
+                        sized.tpot_s / objective.tpot if objective.tpot else 0.0,
+                    )
+                    if wrong < miss:
+                        nearest, miss = plan, wrong
+            plans += best.values()
+    settled_plans = [settled(plan, load, objective) for plan in plans]
+    order = sorted(settled_plans, key=lambda plan: _order(plan, load))
+    return Found(order, points, tried, nearest)
+
+
+def _order(plan: Plan, load: Workload) -> tuple[Any, ...]:
+    return per_token(plan, load.osl) if load.offline else cost(plan)
+
+
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """The points that no other beats in tokens per user and tokens per GPU at once, from the fastest user on."""
+    found: list[Point] = []
+    for point in sorted(points, key=lambda one: (-one.user, -one.gpu)):
+        if not found or point.gpu > found[-1].gpu:
+            found.append(point)
+    return found
