@@ -32,6 +32,9 @@ KERNELS = {
     "causal_conv1d": "Depthwise causal convolution with its rolling state: prefill and update; activation, gates.",
     "mamba2_step": "The recurrence of Mamba-2 token by token, states in slots: decode and verification.",
     "mamba1_step": "The selective scan of Mamba token by token, states in slots.",
+    "gated_delta_step": "The gated delta rule token by token, states in slots: decode and verification.",
+    "kda_step": "Kimi delta attention token by token: the gated delta rule with a decay per channel.",
+    "rwkv_step": "The recurrences of RWKV-7 and RWKV-4 token by token, states in slots.",
     "unfused_attention": "The baseline that writes every score to memory.",
 }
 """Kernel -> one line about it; its file has its name."""

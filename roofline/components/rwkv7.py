@@ -30,11 +30,14 @@ class GeneralisedDeltaRule(Recurrent):
 
     Attributes:
         shape: the state.
+        learned: parameters per channel: multipliers of the removal key, the replacement key and the bonus; 0 for a
+            kernel that is given both keys ready.
     """
 
     kind: ClassVar[str] = "delta_rule"
 
     shape: Heads
+    learned: int = 3
     activation: Format = BF16
     state_format: Format = FP32
     name: str = "wkv7"
@@ -47,7 +50,7 @@ class GeneralisedDeltaRule(Recurrent):
             special=width,
             reads=6 * width,
             writes=width,
-            weights=3 * width,
+            weights=self.learned * width,
             state=self.shape.state,
         )
 
@@ -106,7 +109,7 @@ class TimeMix7(Block):
             TokenShift(D, 6, same, same),
             *(self._linear(name, D, D) for name in ("r", "k", "v")),
             *self._low_rank(),
-            GeneralisedDeltaRule(shape, same),
+            GeneralisedDeltaRule(shape, activation=same),
             Norm(D, 2 * D, LAYER_FLOPS, weight=same, activation=same, name="head_norm"),
             Elementwise(2 * D, D, D, same, name="gate"),
             self._linear("o", D, D),
