@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +23,7 @@ COMMANDS = {
     "train": "FLOPs and GPU-hours of training, of distilling a pruned model, of quantisation-aware training.",
     "validate": "Predictions against measurements; calibration; the gate for CI.",
     "bench": "Kernels measured on the GPU that is here, beside its roofs and the usual library.",
+    "plot": "Figures: roofline, latency, throughput, pareto, memory, kv, breakdown, validation, timeline.",
     "formula": "The formulas themselves: FLOPs, bytes, intensity and its limits.",
     "models": "The models in the catalogue, or everything about one.",
     "gpus": "The accelerators, or every number of one with its source.",
@@ -65,28 +67,50 @@ class Command(Light, TyperCommand):
     """A command whose options reach it as text."""
 
 
-class Commands(Light, TyperGroup):
-    """The commands, each imported when it is named."""
+class Listed(Light, TyperGroup):
+    """Commands of a table, each imported when it is named."""
+
+    table: Mapping[str, str] = {}
+    what = "command"
+
+    def function(self, name: str) -> Any:
+        """What a command of the table runs, or a whole group of commands."""
+        raise KeyError(name)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the help."""
-        return list(COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name. Raises InputError, with the nearest names, for an unknown one."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.table:
             if ctx.resilient_parsing:
                 return None
-            raise InputError(f"unknown command {cmd_name!r}.{suggest(cmd_name, COMMANDS)} (roofline --help lists them)")
-        module = importlib.import_module(f"roofline.cli.{cmd_name.replace('-', '_')}")
+            raise InputError(
+                f"unknown {self.what} {cmd_name!r}.{suggest(cmd_name, self.table)} ({ctx.command_path} --help lists them)"
+            )
+        found = self.function(cmd_name)
+        if isinstance(found, TyperGroup):
+            return found
         app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=SETTINGS)
-        app.command(cmd_name, cls=Command, short_help=COMMANDS[cmd_name])(getattr(module, cmd_name.replace("-", "_")))
+        app.command(cmd_name, cls=Command, short_help=self.table[cmd_name])(found)
         return get_command(app)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list of commands, without importing one."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        with formatter.section(f"{self.what.title()}s"):
+            formatter.write_dl(list(self.table.items()))
+
+
+class Commands(Listed):
+    """The commands of ``roofline``."""
+
+    table = COMMANDS
+
+    def function(self, name: str) -> Any:
+        """The function of the command's module that has its name; ``group()`` of a module of several commands."""
+        module = importlib.import_module(f"roofline.cli.{name.replace('-', '_')}")
+        return module.group() if hasattr(module, "group") else getattr(module, name.replace("-", "_"))
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,311 @@
+"""The figures of ``roofline plot``: each reads its options, draws with ``roofline.plots`` and writes a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from roofline.cli import sweeps
+from roofline.cli.bundles import bundled
+from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
+from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
+from roofline.cli.options import SWEEP, Batch, Context, Fraction, Gpu, Source, accelerators
+from roofline.cli.picture import PICTURE, Measured, Models, Picture, deployments, edited, notes, one, source_length
+from roofline.cli.picture import measured as measured_points
+from roofline.errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.figure import Figure
+
+    from roofline.inference import Deployment
+    from roofline.plots.roofline import Point
+
+BATCHES, CONTEXT, PROMPT, CONTEXTS, STEPS = "1:512:x2", "4096", "1024", "1Ki:1Mi:x2", "1,8,64,256"
+PHASES = ("both", "decode", "prefill")
+
+Isl = Annotated[
+    list[str] | None, typer.Option("--isl", "--input-len", metavar="N", help="New tokens of a prefill.  [default: 1024]")
+]
+RangeOfBatches = Annotated[
+    list[str] | None, typer.Option("--batch", "-b", metavar=SWEEP, help=f"Sequences in the batch.  [default: {BATCHES}]")
+]
+OneContext = Annotated[
+    list[str] | None, typer.Option("--context", "-c", metavar="N", help=f"Tokens cached per sequence.  [default: {CONTEXT}]")
+]
+
+
+def _phase(text: str, known: tuple[str, ...]) -> str:
+    if text not in known:
+        raise InputError(f"phase: {text!r} is not one of {', '.join(known)}.{suggest(text, known)}")
+    return text
+
+
+@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
+def roofline(
+    models: Models,
+    gpu: Gpu = None,
+    batch: Batch = None,
+    context: OneContext = None,
+    isl: Isl = None,
+    phase: Annotated[str, typer.Option("--phase", metavar="PHASE", help="both, decode or prefill.")] = "both",
+    source_len: Source = None,
+    *,
+    edits: Chosen,
+    meshes: Meshes,
+    picture: Picture,
+) -> int:
+    """Kernels of a decode step (hollow) and of a prefill (filled) under the roofs of a GPU, with their share of the roof.
+
+    One model at one batch shows its kernels; several models or batches show whole steps. Dashed roofs are the datasheet's,
+    solid ones what measured kernels attain.
+
+    roofline plot roofline llama-3.1-8b --gpu h100-sxm --batch 32 --context 8192 --out roofline.svg
+    """
+    from roofline.plots.roofline import kernel_points, roofline_plot, step_point
+
+    chosen = _phase(phase, PHASES)
+    phases = ("prefill", "decode") if chosen == "both" else (chosen,)
+    cases = deployments(models, edits, gpu, meshes)
+    chips = {deployment.accelerator.id: deployment.accelerator for deployment in cases.values()}
+    if len(chips) > 1:
+        raise InputError("gpu: a roofline shows one GPU; draw one figure for each")
+    batches, cached, new = (
+        sweeps.whole_numbers(batch or ["1"], "batch"),
+        one(context, "context", CONTEXT, 0),
+        one(isl, "isl", PROMPT),
+    )
+    source = source_length([d.model for d in cases.values()], source_len)
+    points: list[Point] = []
+    whole = len(cases) > 1 or len(batches) > 1
+    for number, (label, deployment) in enumerate(cases.items()):
+        away = source if deployment.model.encoder is not None else 0
+        for size in batches:
+            for name in phases:
+                if not whole:
+                    points += kernel_points(deployment, size, cached, phase=name, new_tokens=new, source=away)
+                    continue
+                decoding = name == "decode"
+                step = deployment.decode(size, cached, source=away) if decoding else deployment.prefill(size, new, source=away)
+                words = [label if len(cases) > 1 else "", f"batch {size:,}" if len(batches) > 1 else ""]
+                points.append(step_point(step, ", ".join(filter(None, words)), number))
+    sizes = f"batch {', '.join(f'{size:,}' for size in batches[:8])}"
+    told = {"decode": f"decode at context {cached:,}", "prefill": f"prefill of {new:,} tokens"}
+    meant = "whole steps" if whole else next(iter(cases))
+    text = (
+        f"{meant}: {' and '.join(told[name] for name in phases)}, {sizes}; % of the datasheet roof, from no overlap to the bound"
+    )
+    if not picture.title:
+        picture = Picture(picture.out, picture.dpi, picture.size, f"{', '.join(cases)} on {next(iter(chips))}", picture.quiet)
+    figure = roofline_plot(next(iter(chips.values())), points, note=text, **picture.options)
+    return picture.write(figure, notes({label: d.model for label, d in cases.items()}))
+
+
+def _curves(
+    draw: Callable[..., Figure], models: list[str], gpu: list[str] | None, batch: list[str] | None, context: list[str] | None,
+    fraction: list[str] | None, file: str | None, source_len: str | None, edits: Chosen, meshes: Meshes, picture: Picture,
+) -> int:  # fmt: skip
+    cases = deployments(models, edits, gpu, meshes, fraction)
+    source = source_length([d.model for d in cases.values()], source_len)
+    figure = draw(
+        cases, sweeps.whole_numbers(batch or [BATCHES], "batch"), one(context, "context", CONTEXT, 0),
+        measured=measured_points(file, list(cases)), source=source, **picture.options,
+    )  # fmt: skip
+    return picture.write(figure, notes({label: d.model for label, d in cases.items()}))
+
+
+@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
+def latency(
+    models: Models,
+    gpu: Gpu = None,
+    batch: RangeOfBatches = None,
+    context: OneContext = None,
+    memory_fraction: Fraction = None,
+    measured: Measured = None,
+    source_len: Source = None,
+    *,
+    edits: Chosen,
+    meshes: Meshes,
+    picture: Picture,
+) -> int:
+    """Time per output token against the batch: a band from perfect overlap to none, and where a batch does not fit.
+
+    Edits behind a name change that model, those given as options all of them; several GPUs or meshes are a curve each.
+
+    roofline plot latency llama-2-13b llama-2-13b:kv-heads=8 --gpu h100-sxm --context 1024 --out latency.svg
+    """
+    from roofline.plots.latency import latency_plot
+
+    return _curves(
+        latency_plot, models, gpu, batch, context, memory_fraction, measured, source_len, edits, meshes, picture
+    )  # fmt: skip
+
+
+@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
+def throughput(
+    models: Models,
+    gpu: Gpu = None,
+    batch: RangeOfBatches = None,
+    context: OneContext = None,
+    memory_fraction: Fraction = None,
+    measured: Measured = None,
+    source_len: Source = None,
+    *,
+    edits: Chosen,
+    meshes: Meshes,
+    picture: Picture,
+) -> int:
+    """Output tokens per second of the whole batch against the batch; otherwise as roofline plot latency.
+
+    roofline plot throughput llama-3.1-8b --gpu h100-sxm,h200-sxm --context 8192 --out throughput.svg
+    """
+    from roofline.plots.latency import throughput_plot
+
+    return _curves(
+        throughput_plot, models, gpu, batch, context, memory_fraction, measured, source_len, edits, meshes, picture
+    )  # fmt: skip
+
+
+@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
+def pareto(
+    models: Models,
+    gpu: Gpu = None,
+    batch: RangeOfBatches = None,
+    context: OneContext = None,
+    memory_fraction: Fraction = None,
+    source_len: Source = None,
+    *,
+    edits: Chosen,
+    meshes: Meshes,
+    picture: Picture,
+) -> int:
+    """Tokens per second of one user against those of one GPU: the frontier of each model and GPU over batches and meshes.
+
+    roofline plot pareto llama-3.1-70b --gpu h100-sxm --tp 2,4,8 --context 8192 --out pareto.svg
+    """
+    from roofline.plots.pareto import pareto_plot
+
+    groups: dict[str, list[Deployment]] = {}
+    cases = deployments(models, edits, gpu, meshes, memory_fraction)
+    for label, deployment in cases.items():
+        mesh = getattr(deployment, "mesh", None)
+        name = label.removesuffix(f" {mesh.flags or '--tp 1'}") if mesh is not None else label
+        groups.setdefault(name, []).append(deployment)
+    source = source_length([d.model for d in cases.values()], source_len)
+    figure = pareto_plot(
+        groups, sweeps.whole_numbers(batch or [BATCHES], "batch"), one(context, "context", CONTEXT, 0), source=source,
+        **picture.options,
+    )  # fmt: skip
+    return picture.write(figure, notes({label: found[0].model for label, found in groups.items()}))
+
+
+@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
+def memory(
+    models: Models,
+    gpu: Gpu = None,
+    batch: Annotated[list[str] | None, typer.Option("--batch", "-b", metavar="N", help="Sequences.  [default: 1]")] = None,
+    context: OneContext = None,
+    memory_fraction: Fraction = None,
+    source_len: Source = None,
+    *,
+    edits: Chosen,
+    meshes: Meshes,
+    picture: Picture,
+) -> int:
+    """Weights, state and workspace of each GPU, stacked, against its memory; pipeline stages are bars of their own.
+
+    roofline plot memory llama-3.1-70b --gpu h100-sxm --tp 2,4,8 --batch 32 --context 8192 --out memory.svg
+    """
+    from roofline.plots.memory import memory_plot
+
+    cases = deployments(models, edits, gpu, meshes, memory_fraction)
+    source = source_length([d.model for d in cases.values()], source_len)
+    figure = memory_plot(cases, one(batch, "batch", "1"), one(context, "context", CONTEXT, 0), source=source, **picture.options)
+    return picture.write(figure, notes({label: d.model for label, d in cases.items()}, times=False))
+
+
+@bundled(edits=EDIT_OPTIONS, picture=PICTURE)
+def kv(
+    models: Models,
+    gpu: Gpu = None,
+    context: Annotated[
+        list[str] | None, typer.Option("--contexts", "--context", "-c", metavar=SWEEP, help=f"Tokens.  [default: {CONTEXTS}]")
+    ] = None,
+    source_len: Source = None,
+    *,
+    edits: Chosen,
+    picture: Picture,
+) -> int:
+    """Bytes of KV cache and fixed state of one sequence against its length; with --gpu, against the memory of one.
+
+    roofline plot kv llama-2-13b llama-3.1-8b deepseek-v3 mamba2-2.7b --gpu h100-sxm --out kv.svg
+    """
+    from roofline.plots.kv import kv_plot
+
+    found = edited(models, edits)
+    chips = accelerators(gpu) if gpu else [None]
+    if len(chips) > 1:
+        raise InputError("gpu: this figure shows the memory of one GPU")
+    lengths = sweeps.whole_numbers(context or [CONTEXTS], "context")
+    figure = kv_plot(found, lengths, accelerator=chips[0], source=source_length(found.values(), source_len), **picture.options)
+    return picture.write(figure, notes(found, times=False))
+
+
+@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
+def breakdown(
+    models: Models,
+    gpu: Gpu = None,
+    batch: Annotated[
+        list[str] | None, typer.Option("--batch", "-b", metavar=SWEEP, help=f"Sequences, a bar each.  [default: {STEPS}]")
+    ] = None,
+    context: Context = None,
+    isl: Isl = None,
+    phase: Annotated[str, typer.Option("--phase", metavar="PHASE", help="decode or prefill.")] = "decode",
+    source_len: Source = None,
+    *,
+    edits: Chosen,
+    meshes: Meshes,
+    picture: Picture,
+) -> int:
+    """Where the time of a step goes: attention, projections, feed-forward, experts, exchanges, as shares.
+
+    roofline plot breakdown deepseek-v3 --gpu b200-sxm --batch 1,8,64,512 --context 32768 --out breakdown.svg
+    """
+    from roofline.plots.breakdown import breakdown_plot
+
+    cases = deployments(models, edits, gpu, meshes)
+    chosen = _phase(phase, PHASES[1:])
+    if isl and chosen == "decode":
+        raise InputError("isl: a decode step has one new token per sequence; add --phase prefill")
+    source = source_length([d.model for d in cases.values()], source_len)
+    figure = breakdown_plot(
+        cases, sweeps.whole_numbers(batch or [STEPS], "batch"), one(context, "context", CONTEXT, 0), phase=chosen,
+        new_tokens=one(isl, "isl", PROMPT), source=source, **picture.options,
+    )  # fmt: skip
+    return picture.write(figure, notes({label: d.model for label, d in cases.items()}))
+
+
+@bundled(picture=PICTURE)
+def validation(
+    gpu: Gpu = None,
+    cls: Annotated[
+        list[str] | None, typer.Option("--class", metavar="NAME|LIST", help="Classes of kernels, a panel each.  [default: all]")
+    ] = None,
+    *,
+    picture: Picture,
+) -> int:
+    """Predicted against measured times of kernels that others measured, with bands of 10 and 25 % error (extra: silicon).
+
+    roofline plot validation --gpu h100-sxm --class gemm,attention_decode --out validation.png
+    """
+    from roofline.plots.validation import validation_plot
+    from roofline.validate.plots import silicon, title_of
+
+    chips = accelerators(gpu)
+    if len(chips) > 1:
+        raise InputError("gpu: this figure takes one GPU")
+    series = silicon(chips[0].id, sweeps.names(cls, "class") if cls else None)
+    options = {**picture.options, "title": picture.title or title_of(chips[0].id)}
+    return picture.write(validation_plot(series, **options))

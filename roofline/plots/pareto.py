@@ -1,0 +1,170 @@
+"""What one user gets against what a GPU earns: frontiers over batches and meshes."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from roofline.errors import InputError
+from roofline.inference import Deployment
+from roofline.plots.curves import source_of
+from roofline.plots.labels import Label, log_axis, place
+from roofline.plots.style import COLOURS, GREY, LINES, MARKERS, drawn, legend, new_figure, subtitle
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDE_RANGE = 20.0
+"""Ratio of the largest to the smallest value from which on an axis is logarithmic."""
+MOST_NAMED = 7
+
+
+@dataclass(frozen=True)
+class Operating:
+    """One way to run: a deployment at a batch.
+
+    Attributes:
+        deployment, batch: which. per_user: output tokens per second of one sequence. per_gpu: of all, over the GPUs.
+        fits: whether it fits.
+    """
+
+    deployment: Deployment
+    batch: int
+    per_user: float
+    per_gpu: float
+    fits: bool
+
+    @property
+    def name(self) -> str:
+        """The mesh, where there is one, and the batch."""
+        mesh = getattr(self.deployment, "mesh", None)
+        flags = mesh.flags.replace("--", "") if mesh is not None and mesh.ranks > 1 else ""
+        return f"{flags}, batch {self.batch:,}".removeprefix(", ")
+
+
+def operating_points(deployment: Deployment, batches: Sequence[int], context: int, source: int = 0, *, serial: bool = False,
+                     ) -> list[Operating]:  # fmt: skip
+    """Decode steps at each batch, at the bound or without overlap."""
+    mesh = getattr(deployment, "mesh", None)
+    gpus = 1 if mesh is None else mesh.ranks
+    found = []
+    for batch in batches:
+        step = deployment.decode(batch, context, source=source_of(deployment, source))
+        seconds = float(step.serial_s if serial else step.bound_s)
+        found.append(Operating(deployment, batch, 1 / seconds, batch / seconds / gpus, bool(step.memory.fits)))
+    return found
+
+
+def frontier(points: Sequence[Operating]) -> list[Operating]:
+    """Points that fit and that no other one beats both ways, from most per GPU to most per user."""
+    best: list[Operating] = []
+    for point in sorted((p for p in points if p.fits), key=lambda p: (-p.per_user, -p.per_gpu)):
+        if not best or point.per_gpu > best[-1].per_gpu:
+            best.append(point)
+    return best[::-1]
+
+
+def _spread(points: Sequence[Operating]) -> list[Operating]:
+    """The ends of a frontier, and where its mesh changes."""
+    named = [points[0], *(here for before, here in itertools.pairwise(points)
+                          if here.deployment is not before.deployment), points[-1]]  # fmt: skip
+    return list({id(point): point for point in named}.values())[:MOST_NAMED]
+
+
+@drawn
+def pareto_plot(
+    cases: Mapping[str, Sequence[Deployment]], batches: Sequence[int], context: int, *, source: int = 0, title: str = "",
+    size: tuple[float, float] | None = None,
+) -> Figure:  # fmt: skip
+    """Tokens per second of one user against those of one GPU: the frontier of each case over its deployments and batches.
+
+    The line is the frontier at the bound, the band reaches down to that without overlap; small marks are points behind it,
+    crosses do not fit. The ends, and where another mesh takes over, are named.
+
+    Args:
+        cases: label -> deployments that compete, such as one model on several meshes.
+
+    Raises InputError: nothing to draw, or nothing that fits.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    if not cases or not all(cases.values()):
+        raise InputError("cases: there is nothing to draw; give deployments by label")
+    if len(cases) > len(COLOURS):
+        raise InputError(f"cases: {len(cases)} frontiers are more than the {len(COLOURS)} that stay apart; leave some out")
+    everything: dict[str, tuple[list[Operating], list[Operating], list[Operating]]] = {}
+    for label, deployments in cases.items():
+        points = [point for d in deployments for point in operating_points(d, batches, context, source)]
+        worst = [point for d in deployments for point in operating_points(d, batches, context, source, serial=True)]
+        everything[label] = (points, frontier(points), frontier(worst))
+    if not any(best for _, best, _ in everything.values()):
+        raise InputError("batch: nothing fits, so there is no frontier; give a smaller batch or context, or more GPUs")
+    figure = new_figure("\n".join(textwrap.wrap(title or f"Interactivity against throughput: {', '.join(cases)}", 70)), size)
+    axes = figure.add_subplot()
+    subtitle(axes, f"decode at context {context:,} on {_places(cases)}; line: bound, band: down to no overlap, datasheet roofs")
+    shown = [point for points, best, worst in everything.values() for point in (*points, *best, *worst)]
+    for which, values in (("x", [p.per_user for p in shown]), ("y", [p.per_gpu for p in shown])):
+        low, high = min(values), max(values)
+        if high > WIDE_RANGE * low:
+            getattr(axes, f"set_{which}lim")(low / 1.4, high * 1.8)
+            log_axis(axes, which, 10)
+        else:
+            getattr(axes, f"set_{which}lim")(0, high * 1.15)
+            getattr(axes, f"{which}axis").set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axes.set_xlabel("Interactivity [tok/s per user]")
+    axes.set_ylabel("Throughput [output tok/s per GPU]")
+    labels: list[Label] = []
+    handles: list[Any] = []
+    for number, (label, (points, best, worst)) in enumerate(everything.items()):
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        line: dict[str, Any] = {"color": colour, "linestyle": LINES[number % len(LINES)]}
+        axes.plot([p.per_user for p in best], [p.per_gpu for p in best], drawstyle="steps-pre", zorder=4, **line)
+        if best and worst:
+            _band(axes, best, worst, colour)
+        axes.plot([p.per_user for p in best], [p.per_gpu for p in best], linestyle="none", marker=marker, color=colour, zorder=5)
+        on = {id(p) for p in best}
+        behind = [p for p in points if p.fits and id(p) not in on]
+        lost = [p for p in points if not p.fits]
+        axes.plot([p.per_user for p in behind], [p.per_gpu for p in behind], linestyle="none", marker=marker, markersize=3,
+                  color=colour, alpha=0.5, zorder=3)  # fmt: skip
+        axes.plot([p.per_user for p in lost], [p.per_gpu for p in lost], linestyle="none", marker="x", markersize=5, color=colour,
+                  alpha=0.6, zorder=3)  # fmt: skip
+        labels += [Label(p.per_user, p.per_gpu, p.name) for p in (_spread(best) if best else [])]
+        handles.append(Line2D([], [], marker=marker, label=label + ("" if best else " (nothing fits)"), **line))
+    handles.append(Patch(facecolor=GREY, alpha=0.3, label="bound to serial"))
+    handles.append(Line2D([], [], color=GREY, marker="x", linestyle="none", label="does not fit"))
+    legend(figure, handles)
+    place(figure, axes, labels, [(p.per_user, p.per_gpu) for p in shown])
+    return figure
+
+
+def _places(cases: Mapping[str, Sequence[Deployment]]) -> str:
+    """Accelerators, and how many of each: "1, 2, 4 x h100-sxm"."""
+    sizes: dict[str, set[int]] = {}
+    for deployment in (d for deployments in cases.values() for d in deployments):
+        mesh = getattr(deployment, "mesh", None)
+        sizes.setdefault(deployment.accelerator.id, set()).add(1 if mesh is None else mesh.ranks)
+    return "; ".join(
+        name if numbers == {1} else f"{', '.join(map(str, sorted(numbers)))} x {name}" for name, numbers in sizes.items()
+    )
+
+
+def _band(axes: Any, best: Sequence[Operating], worst: Sequence[Operating], colour: str) -> None:
+    """The area between two frontiers, as steps, as far as both reach."""
+    import numpy
+
+    def steps(points: Sequence[Operating], at: Any) -> Any:
+        """The most per GPU among points with at least so much per user; NaN beyond them."""
+        users = numpy.array([p.per_user for p in points])
+        gpus = numpy.array([p.per_gpu for p in points])
+        reachable = users[None, :] >= at[:, None] * (1 - 1e-12)
+        return numpy.where(reachable.any(axis=1), numpy.where(reachable, gpus[None, :], -numpy.inf).max(axis=1), numpy.nan)
+
+    corners = sorted({p.per_user for p in (*best, *worst)})
+    at = numpy.array([value for corner in corners for value in (corner, corner * (1 + 1e-9))])
+    upper, lower = steps(best, at), steps(worst, at)
+    axes.fill_between(at, lower, upper, where=~numpy.isnan(upper + lower), color=colour, alpha=0.18, linewidth=0, zorder=2)
