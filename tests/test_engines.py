@@ -116,7 +116,8 @@ def test_llama_cpp_takes_the_context_that_is_asked_for():
 
     assert [taken(length).tokens(taken(length).pool.best) for length in (1024, 8192)] == [1024, 8192]
     assert taken(8192, 4).tokens(taken(8192, 4).pool.best) == 4 * 8192
-    assert taken(8192, 8).fits and not taken(8192, 9).fits
+    assert taken(8192, 8).fits
+    assert not taken(8192, 9).fits
     tied = allocate(
         load_model("gemma-2b"), load_accelerator("rtx-4090"), ONE, load_engine("llamacpp"), Settings(max_model_len=512)
     )

@@ -209,6 +209,40 @@ def test_drafting_shortens_and_stops_paying_as_the_batch_grows():
     assert Speculation(load_model("llama-3.1-8b"), H200, draft_cost=1).last_paying_batch(512, 0.8) == 0
 
 
+def test_where_every_draft_survives_the_search_goes_on():
+    """At alpha 1 a round of gamma drafts gives gamma + 1 tokens: longer is faster until verifying is bound by arithmetic."""
+    setup = Speculation(load_model("llama-3.1-70b"), H200, load_model("llama-3.2-1b"))
+    best = setup.best(1, 512, 1)
+    assert best.gamma > 64
+    assert best.speedup > setup.chain(1, 512, 1, 64).speedup
+    assert best.speedup == max(setup.chain(1, 512, 1, gamma).speedup for gamma in range(best.gamma - 40, best.gamma + 41))
+
+
+def test_the_search_ends_where_no_longer_draft_can_be_faster():
+    setup = Speculation(load_model("llama-3.1-8b"), H200, draft_cost=0.02)
+    for alpha in (0.5, 0.9):
+        best = setup.best(4, 512, alpha)
+        assert best.speedup == max(setup.chain(4, 512, alpha, gamma).speedup for gamma in range(201))
+
+
+def test_a_draft_of_another_vocabulary_is_refused(capsys):
+    with pytest.raises(InputError, match="vocabulary of 32,000"):
+        Speculation(load_model("llama-3.1-8b"), H200, load_model("tinyllama-1.1b-chat-v1.0"))
+    Speculation(load_model("qwen2.5-72b"), H200, load_model("qwen2.5-14b"))
+    code, _, err = cli(capsys, "llama-3.1-8b", "--draft", "qwen3-0.6b", "--alpha", "0.8", "--gpu", "h200")
+    assert code == 2
+    assert "vocabulary" in err
+
+
+def test_the_verdict_says_first_that_nothing_fits(capsys):
+    _, out, _ = cli(capsys, "llama-3.1-70b", "--draft", "llama-3.1-8b", "--alpha", "0.8", "--gpu", "h100-sxm", "--batch", "1")
+    lines = out.splitlines()
+    assert lines[1].startswith("nothing fits: target and draft need")
+    assert "memory aside" in out
+    _, out, _ = cli(capsys, "llama-3.1-8b", "--draft", "llama-3.2-1b", "--alpha", "0.8", "--gpu", "h100-sxm", "--batch", "1")
+    assert "nothing fits" not in out
+
+
 def test_multi_token_prediction_of_deepseek_v3():
     """Acceptance of the second token 85-90 %, 1.8 times the tokens per second (arXiv 2412.19437, section 5.4.3).
 

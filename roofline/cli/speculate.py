@@ -213,6 +213,14 @@ def _size(record: Record) -> str:
     return str(record["gamma"]) if nodes is None else f"{nodes} nodes of depth {record['tree_depth']}"
 
 
+def _gain(record: Record) -> str:
+    """The speed-up, that it needs more memory than there is, and that the search ended there."""
+    from roofline.speculative.acceptance import LONGEST_DRAFT
+
+    ended = ", the longest that is searched" if record["gamma"] == LONGEST_DRAFT else ""
+    return f"{record['speedup_bound']:.2f}x{ended}{'' if record['fits'] else ', does not fit'}"
+
+
 def _grown(accuracies: list[list[Fraction]], sizes: Sequence[int]) -> list[Tree]:
     """The best trees of so many nodes. Raises InputError where the accuracies offer fewer."""
     from roofline.speculative.trees import best_tree
@@ -231,19 +239,28 @@ def _verdicts(setup: Speculation, records: Sequence[Record], alphas: Sequence[Fr
     """The best draft length by batch, and the batch at which drafting stops paying."""
     from roofline.speculative.rounds import LARGEST_BATCH
 
+    too_large = [record for record in records if not record["fits"]]
+    if len(too_large) == len(records):
+        from roofline.units import capacity
+
+        least = min(record["required_bytes"] for record in records)
+        room = capacity(records[0]["capacity_bytes"])
+        text = f"nothing fits: target and draft need {capacity(least)} at least, and {setup.accelerator.id} has {room}"
+        yield f"{out.paint(text, 'red')}; what follows holds where the memory is there"
     groups: dict[tuple[Any, int], list[Record]] = {}
     for record in records:
         if record["best"]:
             groups.setdefault((record["alpha"], record["context_tokens"]), []).append(record)
     for (alpha, context), found in groups.items():
         how = "tree" if alpha is None else f"alpha {alpha:g}"
-        best = ", ".join(f"{_size(r)} at batch {r['batch']:,} ({r['speedup_bound']:.2f}x)" for r in found)
+        best = ", ".join(f"{_size(r)} at batch {r['batch']:,} ({_gain(r)})" for r in found)
         yield f"{how}, context {context:,}: best {'draft' if alpha is None else 'draft length'} {out.paint(best, 'green')}"
     for context in dict.fromkeys(record["context_tokens"] for record in records):
         for alpha in alphas:
             last = setup.last_paying_batch(context, alpha)
             where = f"pays at every batch up to {LARGEST_BATCH:,}" if last is None else f"stops paying above batch {last:,}"
-            yield f"alpha {float(alpha):g}, context {context:,}: drafting {where if last != 0 else 'never pays'}"
+            memory = ", memory aside" if too_large and last != 0 else ""
+            yield f"alpha {float(alpha):g}, context {context:,}: drafting {where if last != 0 else 'never pays'}{memory}"
     if records and not alphas and not any(record["best"] for record in records):
         yield out.paint("no draft tree given pays at any of these batches", "red")
 

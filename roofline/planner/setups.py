@@ -95,7 +95,7 @@ def stored_formats(model: Model) -> tuple[str, str]:
     """The formats that most weights and the cache are stored in."""
     weights = max(model.params_by_format.items(), key=lambda item: item[1])[0].name
     kinds = {
-        getattr(block, "kv").name
+        block.kv.name
         for layer in model.layers for block in layer.blocks if isinstance(getattr(block, "kv", None), Format)
     }  # fmt: skip
     return weights, "/".join(sorted(kinds)) or "none"
@@ -131,7 +131,7 @@ def _worthwhile(mesh: Mesh, accelerator: Accelerator, engine: Profile, sparse: b
     fast = accelerator.node_link in FAST_LINKS
     if engine.id in LAYERS_ONLY:
         return mesh.pp == mesh.ranks
-    if mesh.pp > 1 and (mesh.ranks <= server and fast or mesh.pp > 4 or mesh.dp > 1):
+    if mesh.pp > 1 and ((mesh.ranks <= server and fast) or mesh.pp > 4 or mesh.dp > 1):
         return False
     if mesh.tp * mesh.dp > server and not sparse:
         return False

@@ -17,13 +17,14 @@ from roofline.components.linear import Embedding, Linear
 from roofline.components.mixing import rms_norm
 from roofline.errors import InputError, UnsupportedModel
 from roofline.model import Model
-from roofline.speculative.acceptance import check_cost, check_length, check_rate, expected_tokens
+from roofline.speculative.acceptance import LONGEST_DRAFT, check_cost, check_length, check_rate, expected_tokens
 from roofline.speculative.trees import Accuracies, Tree
 from roofline.timing import time
 from roofline.work import Work
 
-MOST_TRIED = 64
-"""Draft lengths that are tried in a search for the best."""
+MOST_UNLIKE = 128
+"""Entries by which the vocabularies of target and draft may differ: padding, and special tokens (llama.cpp
+common/speculative.cpp admits as many)."""
 LARGEST_BATCH = 2**16
 
 
@@ -109,7 +110,7 @@ class Speculation:
         draft: the draft model; None where ``draft_cost`` says what a draft step takes.
         draft_cost: a draft step's time over the target's decode step.
 
-    Raises InputError unless exactly one of ``draft`` and ``draft_cost`` is given.
+    Raises InputError unless exactly one of ``draft`` and ``draft_cost`` is given, and for a draft of another vocabulary.
     """
 
     target: Model
@@ -123,6 +124,8 @@ class Speculation:
             raise InputError("draft: give a draft model, or the cost of its step relative to the target's, and not both")
         if self.draft_cost is not None:
             check_cost(self.draft_cost)
+        if self.draft is not None:
+            check_vocabulary(self.target, self.draft)
 
     def _step(self, model: Model, batch: int, tokens: int, context: int) -> Seconds:
         key = (model is self.target, batch, tokens, context)
@@ -160,20 +163,58 @@ class Speculation:
         tokens = float(tree.expected_tokens(accuracies))
         return Round(len(tree.nodes), tokens, draft, verify, self.plain(batch, context))
 
-    def best(self, batch: int, context: int, alpha: Any, longest: int = MOST_TRIED) -> Round:
-        """The round of the fastest draft length up to ``longest``; gamma 0, plain decoding, where none pays."""
-        return max((self.chain(batch, context, alpha, gamma) for gamma in range(longest + 1)), key=lambda r: r.speedup)
+    def _rounds(self, batch: int, context: int, alpha: Any, longest: int) -> Iterator[Round]:
+        """Rounds by draft length from 0 on, as far as a longer one may still be faster than every one so far.
 
-    def last_paying_batch(self, context: int, alpha: Any, longest: int = MOST_TRIED) -> int | None:
+        No round gains more than ``1 / (1 - alpha)`` tokens, and none is shorter than one of fewer drafts.
+        """
+        check_rate(alpha)
+        plain = self.plain(batch, context)
+        most = 1 / (1 - float(alpha)) if alpha < 1 else float("inf")
+        drafts, tokens, fastest = Seconds(0.0, 0.0), 1.0, 1.0
+        for gamma in range(longest + 1):
+            if gamma:
+                one = self.draft and self._step(self.draft, batch, 1, context + gamma - 1)
+                drafts = drafts + (one or plain.times(self.draft_cost))
+                tokens = 1 + float(alpha) * tokens
+            found = Round(gamma, tokens, drafts, self._step(self.target, batch, gamma + 1, context), plain)
+            yield found
+            fastest = max(fastest, found.speedup)
+            if most * plain.bound <= fastest * found.round.bound:
+                return
+
+    def best(self, batch: int, context: int, alpha: Any, longest: int = LONGEST_DRAFT) -> Round:
+        """The round of the fastest draft length up to ``longest``; gamma 0, plain decoding, where none pays.
+
+        Where every draft survives (alpha 1) and drafts are cheap, the longest that is searched may be the fastest.
+        """
+        return max(self._rounds(batch, context, alpha, longest), key=lambda r: r.speedup)
+
+    def last_paying_batch(self, context: int, alpha: Any, longest: int = LONGEST_DRAFT) -> int | None:
         """The largest batch at which some draft length still pays; 0 where none does, None where it always does.
 
         Doubles the batch up to ``LARGEST_BATCH`` and then halves in on the last change.
         """
 
         def paying(batch: int) -> bool:
-            return self.best(batch, context, alpha, longest).gamma > 0
+            return any(found.speedup > 1 for found in self._rounds(batch, context, alpha, longest))
 
         return _last(paying, LARGEST_BATCH)
+
+
+def vocabulary(model: Model) -> Any:
+    """Entries of a model's embedding table, None without one."""
+    return next((c.vocabulary for c in model.embedding if isinstance(c, Embedding)), None)
+
+
+def check_vocabulary(target: Model, draft: Model) -> None:
+    """Raises InputError where drafted tokens cannot be the target's: their vocabularies differ by more than padding."""
+    ours, theirs = vocabulary(target), vocabulary(draft)
+    if ours is not None and theirs is not None and abs(ours - theirs) > MOST_UNLIKE:
+        raise InputError(
+            f"draft: {draft.name} has a vocabulary of {theirs:,} and {target.name} one of {ours:,}; drafted tokens must be the "
+            "target's own, so take a draft of the same family"
+        )
 
 
 def _last(holds: Callable[[int], bool], limit: int) -> int | None:
