@@ -106,10 +106,12 @@ class BoundSteps:
 
         contexts = context + decodes * numpy.arange(steps, dtype=numpy.float64)
         if len(self._stages) == 1:
-            return self._stages[0].decode_seconds(decodes, contexts)
+            whole: numpy.ndarray[Any, Any] = self._stages[0].decode_seconds(decodes, contexts)
+            return whole
         turns = min(decodes, self._turns)
         each = [stage.decode_seconds(-(-decodes // turns), contexts / turns) for stage in self._stages]
-        return numpy.maximum(sum(each), turns * numpy.max(each, axis=0))
+        longest: numpy.ndarray[Any, Any] = numpy.maximum(sum(each), turns * numpy.max(each, axis=0))
+        return longest
 
 
 def _part(shape: StepShape, turns: int) -> StepShape:

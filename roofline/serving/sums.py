@@ -76,7 +76,7 @@ class Bent:
             self.known[key] = found[:, 1] - found[:, 0]
         return self.known[key]
 
-    def hull(self, T: int) -> list[tuple[Any, Any]]:
+    def hull(self, T: int) -> Any:
         """For each stream, the corners of the lower convex hull of one sequence's seconds over its context."""
         import numpy
 

@@ -1,0 +1,226 @@
+"""A server under a steady load, in closed form: time to first token, time per token and throughput of a closed loop.
+
+``concurrency`` clients send a request of I prompt and O output tokens each, and the next one when it is answered. In the
+steady state every sequence decodes O steps while each of the R - 1 others is prefilled once, so that the mean time per
+token is a decode step plus (R - 1) / O of what a prompt adds to a step that it joins:
+
+    TPOT = decode + (R - 1) / O * added            added = turns * (mixed - decode) / group
+
+A step takes ``group`` = max(1, R / O) prompts, in ``turns`` chunks where its token budget is smaller. R is the concurrency,
+or as many sequences as the cache holds; who does not fit waits for a slot, O * TPOT / R each.
+
+    TTFT = request + turns * mixed + TPOT / 2 + burst + queue
+
+A request waits for half a step that is under way, then its own chunks run. ``burst`` is the wave in which all clients send
+their first request at once: of N requests of each, one in N waits for half of the others' prompts.
+Source: the steady-state argument of continuous batching (Yu et al. 2022, Orca), with Little's law for the throughput.
+
+Everything is arithmetic over floats or arrays; ``closed_form`` evaluates it for one deployment, with the same step times as
+the simulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from roofline.errors import InputError
+from roofline.expected.arithmetic import ceil, floor, maximum, minimum, where
+from roofline.expected.load import Load
+
+if TYPE_CHECKING:
+    from roofline.engines.profile import Profile
+    from roofline.inference import Deployment
+    from roofline.serving.steps import StepTimes
+
+GROWTH = 0.6
+"""Share of its output that a running sequence holds on average where the cache is full: half, and the pages of the next."""
+DEFAULT_BUDGET = 8192
+
+
+@dataclass(frozen=True)
+class Client:
+    """How requests arrive, beside their number and lengths; floats or arrays.
+
+    Attributes:
+        rounds: requests that each client sends; the first of them all come at once. Infinite for a steady state.
+        held: decode steps for which the engine holds a new prompt back, to batch it with others.
+        wave: 1 where all clients send together and again together (one batch of equal lengths at a time), and prompts run
+            before any decode: each request then waits for half of the others' prompts before and after its first token.
+    """
+
+    rounds: Any = float("inf")
+    held: Any = 0.0
+    wave: Any = 0.0
+
+
+STEADY = Client()
+
+
+@dataclass(frozen=True)
+class Loads:
+    """The steps of a steady state.
+
+    Attributes:
+        running: sequences at once. decode: a step without prompts. mixed: one with. alone: one of prompts only.
+        group: prompts of a mixed step. turns: mixed steps until they are done.
+    """
+
+    running: Any
+    decode: Load
+    mixed: Load
+    alone: Load
+    group: Any
+    turns: Any
+
+
+def loads(
+    concurrency: Any, prompt: Any, output: Any, capacity: Any, budget: Any, client: Client = STEADY, cached: Any = 0.0
+) -> Loads:
+    """The steps of a steady state.
+
+    Args:
+        prompt, output: mean tokens of a request. capacity: tokens that the cache holds. budget: tokens of a step.
+        cached: tokens of a prompt that a prefix cache has already.
+    """
+    running = minimum(concurrency, maximum(capacity / (prompt + GROWTH * output), 1.0))
+    fresh = maximum(prompt - cached, 1.0)
+    spread = maximum(running / output, 1.0)
+    together = minimum(maximum(floor(budget / fresh), 1.0), running)
+    group = where(client.wave > 0, together, spread)
+    room = maximum(budget - running, 1.0)
+    turns = where(client.wave > 0, 1.0, ceil(group * fresh / room))
+    behind = cached + 0.5 * (turns - 1.0) * fresh / turns
+    context = prompt + 0.5 * output
+    mixed = Load(running, context, group, fresh / turns, behind)
+    return Loads(running, Load(running, context), mixed, replace(mixed, decodes=0.0 * running), group, turns)
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Means of a steady state [s]; floats or arrays."""
+
+    ttft: Any
+    tpot: Any
+
+
+def steady(
+    found: Loads, decode: Any, mixed: Any, alone: Any, request: Any, concurrency: Any, output: Any, client: Client = STEADY
+) -> Steady:
+    """Times from the seconds of the three kinds of steps; ``request`` is what passes before a request is scheduled [s]."""
+    running, group, turns = found.running, found.group, found.turns
+    added = turns * (mixed - decode) / group
+    others = maximum(running - 1.0, 0.0)
+    waved = client.wave > 0
+    tpot = decode + others / output * where(waved, 0.5 * alone / group, added)
+    queue = maximum(concurrency / running - 1.0, 0.0) * output * tpot
+    burst = 0.5 * others * added / client.rounds
+    own = turns * mixed + 0.5 * tpot + client.held * decode + burst
+    return Steady(request + queue + where(waved, 0.5 * (running + 1.0) * alone / group, own), tpot)
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """A deployment under a closed loop.
+
+    Attributes:
+        concurrency, prompt_tokens, output_tokens: of the load. running: sequences at once, below the concurrency where the
+            cache is full. ttft_s, tpot_s: means [s].
+        provenance: of the step times. notes: what they rest on.
+    """
+
+    concurrency: float
+    prompt_tokens: float
+    output_tokens: float
+    running: float
+    ttft_s: float
+    tpot_s: float
+    provenance: str
+    notes: tuple[str, ...]
+
+    @property
+    def e2e_s(self) -> float:
+        """Mean time of a request [s]."""
+        return self.ttft_s + max(self.output_tokens - 1.0, 0.0) * self.tpot_s
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests answered per second, by Little's law."""
+        return self.concurrency / self.e2e_s
+
+    @property
+    def output_tok_per_s(self) -> float:
+        """Output tokens per second of all sequences."""
+        return self.requests_per_s * self.output_tokens
+
+    @property
+    def full(self) -> bool:
+        """Whether the cache is too small for all that want to run."""
+        return self.running < self.concurrency
+
+
+def closed_form(
+    deployment: Deployment, engine: Profile | None, concurrency: float, prompt: float, output: float, *,
+    times: StepTimes | None = None, capacity_tokens: float | None = None, batched_tokens: int | None = None,
+    cached: float = 0.0, client: Client = STEADY,
+) -> ClosedForm:  # fmt: skip
+    """Means of a closed loop on one data-parallel replica of a deployment.
+
+    Args:
+        engine: whose defaults and constants hold, None for the datasheet's bound.
+        concurrency: clients of one replica. prompt, output: mean tokens of a request.
+        times: step times, else the best that are known. capacity_tokens: of the cache, else what the engine allocates (no
+            limit without an engine). batched_tokens: budget of a step, else the engine's default.
+        cached: tokens of a prompt that a prefix cache holds.
+
+    Raises InputError for sizes below 1, or where not even one request fits.
+    """
+    for name, value in (("concurrency", concurrency), ("isl", prompt), ("osl", output)):
+        if not value >= 1:
+            raise InputError(f"{name}: {value!r} is out of range; give 1 or more")
+    if not 0 <= cached < prompt:
+        raise InputError(f"cached: {cached!r} tokens of a prompt of {prompt!r}; give 0 or more, and fewer than the prompt has")
+    if times is None:
+        from roofline.serving.steps import step_times
+
+        times = step_times(deployment, engine, longest=int(prompt + output) + 1)
+    if capacity_tokens is None:
+        capacity_tokens = float("inf") if engine is None else engine_tokens(deployment, engine, int(prompt + output) + 1)
+    if capacity_tokens < prompt + output:
+        raise InputError(
+            f"isl: a request of {prompt + output:.0f} tokens does not fit the {capacity_tokens:,.0f} tokens of the cache; "
+            f"use more GPUs or a narrower --kv-dtype"
+        )
+    budget = batched_tokens or (
+        DEFAULT_BUDGET if engine is None else engine.batched_tokens(deployment.accelerator, int(prompt + output))
+    )
+    found = loads(float(concurrency), float(prompt), float(output), capacity_tokens, float(budget), client, float(cached))
+    decode, mixed, alone = (times.seconds(shape_of(load)) for load in (found.decode, found.mixed, found.alone))
+    request = getattr(times, "request_seconds", lambda running: 0.0)(found.running)
+    means = steady(found, decode, mixed, alone, request, float(concurrency), float(output), client)
+    return ClosedForm(
+        float(concurrency), float(prompt), float(output), float(found.running), float(means.ttft), float(means.tpot),
+        times.provenance, tuple(times.notes),
+    )  # fmt: skip
+
+
+def shape_of(load: Load) -> Any:
+    """The step as step times take it, in whole numbers."""
+    from roofline.serving.steps import StepShape
+
+    chunks, decodes = round(load.chunks), round(load.decodes)
+    chunk, behind = round(load.chunk), round(load.behind)
+    pairs = chunks * (chunk * behind + chunk * (chunk + 1) // 2)
+    return StepShape(chunks * chunk, pairs, chunks, decodes, decodes * round(load.context))
+
+
+def engine_tokens(deployment: Deployment, engine: Profile, longest: int) -> float:
+    """Tokens that the cache of one data-parallel replica holds under an engine's own settings; infinite without growing state."""
+    from roofline.allocation import Settings, allocate
+    from roofline.parallel.mesh import Mesh
+
+    mesh = getattr(deployment, "mesh", None) or Mesh()
+    settings = Settings(max_model_len=longest)
+    found = allocate(deployment.model, deployment.accelerator, mesh, engine, settings, getattr(deployment, "ranks", None))
+    tokens = found.tokens(found.pool.best)
+    return float("inf") if tokens is None else float(tokens)

@@ -1,0 +1,247 @@
+"""What a served workload says: latencies by percentile, throughput, goodput under a service-level objective, occupancy.
+
+TTFT runs from a request's arrival to its first token, TPOT is the time from first to last token over the tokens after the
+first, ITL the time between two successive steps that gave a request tokens (with drafts a step gives several at once),
+E2E from arrival to the last token. Percentiles interpolate linearly between requests, as numpy's and the engines' own
+benchmark clients do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from roofline.errors import InputError
+from roofline.serving.cluster import Outcome
+
+if TYPE_CHECKING:
+    import pandas
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A service-level objective: TTFT and TPOT that a request must keep, None for no limit [s].
+
+    Attributes:
+        percentile: share of requests, in percent, whose TTFT must be within ``ttft_s``. tpot_percentile: the same of
+            TPOT; None judges its mean.
+
+    Raises InputError for limits or percentiles out of range.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    percentile: float = 99.0
+    tpot_percentile: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in (("ttft", self.ttft_s), ("tpot", self.tpot_s)):
+            if limit is not None and not 0 < limit < 1e9:
+                raise InputError(f"{name}: {limit!r} is out of range; give a time above 0")
+        for share in (self.percentile, self.tpot_percentile):
+            if share is not None and not 0 <= share <= 100:
+                raise InputError(f"percentile: {share:g} is out of range; give 0 to 100")
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any limit."""
+        return self.ttft_s is not None or self.tpot_s is not None
+
+
+def _statistics(values: Any, weights: Any = None) -> dict[str, float | None]:
+    """mean, percentiles and maximum of an array, with weights as so many equal values."""
+    import numpy
+
+    if not len(values):
+        return {"mean": None, **{f"p{p}": None for p in PERCENTILES}, "max": None}
+    if weights is None:
+        found = numpy.percentile(values, PERCENTILES)
+        mean = float(values.mean())
+    else:
+        order = numpy.argsort(values, kind="stable")
+        values, weights = values[order], weights[order]
+        upto = numpy.cumsum(weights)
+        places = numpy.array(PERCENTILES) / 100 * (upto[-1] - 1)
+        low = numpy.searchsorted(upto, numpy.floor(places), side="right")
+        high = numpy.searchsorted(upto, numpy.ceil(places), side="right")
+        found = values[low] + (places - numpy.floor(places)) * (values[high] - values[low])
+        mean = float(values @ weights / upto[-1])
+    return {"mean": mean, **{f"p{p}": float(v) for p, v in zip(PERCENTILES, found, strict=True)}, "max": float(values.max())}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A served workload, summed up.
+
+    Attributes:
+        outcome: what became of each request. objective: what is asked of them.
+        gpus: of all replicas, for rates per GPU. provenance: of the step times.
+    """
+
+    outcome: Outcome = field(repr=False)
+    objective: Objective = Objective()
+    gpus: int = 1
+    provenance: str = "datasheet"
+
+    @property
+    def done(self) -> Any:
+        """Which requests ended, a mask."""
+        import numpy
+
+        return ~numpy.isnan(self.outcome.finish)
+
+    @property
+    def ttft_s(self) -> Any:
+        """Time to first token of the requests that ended."""
+        return (self.outcome.first - self.outcome.arrival)[self.done]
+
+    @property
+    def e2e_s(self) -> Any:
+        """Arrival to last token of the requests that ended."""
+        return (self.outcome.finish - self.outcome.arrival)[self.done]
+
+    @property
+    def tpot_s(self) -> Any:
+        """Time per output token after the first, of the requests that ended and had more than one."""
+        outcome = self.outcome
+        several = self.done & (outcome.workload.output > 1)
+        return (outcome.finish - outcome.first)[several] / (outcome.workload.output[several] - 1)
+
+    @property
+    def queue_s(self) -> Any:
+        """Arrival to admission of the requests that ended."""
+        return (self.outcome.admitted - self.outcome.arrival)[self.done]
+
+    def itl_s(self) -> tuple[Any, Any]:
+        """(gaps between successive tokens, how often each occurs)."""
+        import numpy
+
+        gaps, weights = [], []
+        for replica in self.outcome.replicas:
+            for gap, weight in zip(replica.totals.gaps, replica.totals.weights, strict=True):
+                if isinstance(gap, float):
+                    gaps.append(gap)
+                    weights.append(weight)
+        singles = numpy.array(gaps), numpy.array(weights, dtype=numpy.int64)
+        runs = [
+            (gap, weight)
+            for replica in self.outcome.replicas
+            for gap, weight in zip(replica.totals.gaps, replica.totals.weights, strict=True)
+            if not isinstance(gap, float)
+        ]
+        return (
+            numpy.concatenate([singles[0], *(gap for gap, _ in runs)]),
+            numpy.concatenate([singles[1], *(numpy.full(len(gap), weight) for gap, weight in runs)]),
+        )
+
+    @property
+    def span_s(self) -> float:
+        """First arrival to last token."""
+        import numpy
+
+        first = numpy.nanmin(self.outcome.arrival) if len(self.outcome.arrival) else 0.0
+        return float(self.outcome.end - first)
+
+    @property
+    def good(self) -> Any:
+        """Which requests of all ended within the limits, a mask over the workload."""
+        import numpy
+
+        outcome, limits = self.outcome, self.objective
+        kept = self.done.copy()
+        with numpy.errstate(invalid="ignore"):
+            if limits.ttft_s is not None:
+                kept &= outcome.first - outcome.arrival <= limits.ttft_s
+            if limits.tpot_s is not None:
+                kept &= outcome.finish - outcome.first <= limits.tpot_s * (outcome.workload.output - 1)
+        return kept
+
+    @property
+    def misses(self) -> tuple[str, ...]:
+        """Limits that the whole workload misses, in words; requests that were refused miss any limit."""
+        import numpy
+
+        limits, found = self.objective, []
+        if not self.done.all() and limits.given:
+            found.append(f"{int((~self.done).sum()):,} of {len(self.done):,} requests were not served")
+        if limits.ttft_s is not None and self.done.any():
+            value = float(numpy.percentile(self.ttft_s, limits.percentile))
+            if value > limits.ttft_s:
+                found.append(f"TTFT p{limits.percentile:g} is {value:.4g} s, above {limits.ttft_s:g} s")
+        tpot = self.tpot_s
+        if limits.tpot_s is not None and len(tpot):
+            share = limits.tpot_percentile
+            value = float(tpot.mean() if share is None else numpy.percentile(tpot, share))
+            if value > limits.tpot_s:
+                name = "mean" if share is None else f"p{share:g}"
+                found.append(f"TPOT {name} is {value:.4g} s, above {limits.tpot_s:g} s")
+        return tuple(found)
+
+    @property
+    def meets(self) -> bool | None:
+        """Whether the objective is met; None where there is none."""
+        return not self.misses if self.objective.given else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures under keys that carry their unit; nothing rounded."""
+        outcome, done, span = self.outcome, self.done, self.span_s
+        workload, totals = outcome.workload, [replica.totals for replica in outcome.replicas]
+        tokens = int(workload.output[done].sum())
+        prompts = int(workload.prompt[done].sum())
+        rate = (lambda amount: amount / span) if span > 0 else (lambda amount: None)
+        busy = sum(t.busy_s for t in totals)
+        decode_steps = sum(t.decode_steps for t in totals)
+        blocks = sum(r.pool.number * r.totals.busy_s for r in outcome.replicas)
+        limited = all(r.pool.number < 10**15 for r in outcome.replicas)
+        good = self.good
+        output_rate = rate(tokens)
+        found: dict[str, Any] = {
+            "requests": len(workload),
+            "completed": int(done.sum()),
+            "refused": len(outcome.refused),
+            "span_s": span,
+            "input_tokens": prompts,
+            "output_tokens": tokens,
+            "request_per_s": rate(int(done.sum())),
+            "output_tok_per_s": output_rate,
+            "total_tok_per_s": rate(tokens + prompts),
+            "output_tok_per_s_per_gpu": None if output_rate is None else output_rate / self.gpus,
+        }
+        for name, values in (("ttft", self.ttft_s), ("tpot", self.tpot_s), ("e2e", self.e2e_s), ("queue", self.queue_s)):
+            found |= {f"{name}_{key}_s": value for key, value in _statistics(values).items()}
+        found |= {f"itl_{key}_s": value for key, value in _statistics(*self.itl_s()).items()}
+        return found | {
+            "ttft_limit_s": self.objective.ttft_s,
+            "tpot_limit_s": self.objective.tpot_s,
+            "goodput_request_per_s": rate(int(good.sum())) if self.objective.given else None,
+            "good_share": float(good.mean()) if self.objective.given else None,
+            "meets_objective": self.meets,
+            "misses": list(self.misses),
+            "steps": sum(t.steps for t in totals),
+            "utilisation": None if span <= 0 else busy / (span * len(totals)),
+            "mean_decode_batch": sum(t.decode_slots for t in totals) / decode_steps if decode_steps else None,
+            "prefill_tokens_computed": sum(t.prompt_tokens for t in totals),
+            "prefix_hit_tokens": int(outcome.hit[done].sum()),
+            "prefix_hit_share": float(outcome.hit[done].sum() / prompts) if prompts else None,
+            "preemptions": sum(t.preemptions for t in totals),
+            "recomputed_tokens": sum(t.recomputed for t in totals),
+            "swap_s": sum(t.swapped_s for t in totals),
+            "kv_occupancy_mean": sum(t.block_seconds for t in totals) / blocks if limited and blocks else None,
+            "kv_occupancy_peak": max(r.totals.peak_blocks / r.pool.number for r in outcome.replicas) if limited else None,
+            "transfer_s": outcome.transfers_s,
+        }
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row per request: arrival, admission, first and last token [s], tokens, prefix hits, preemptions."""
+        import pandas
+
+        outcome, work = self.outcome, self.outcome.workload
+        return pandas.DataFrame(
+            {
+                "arrival_s": outcome.arrival, "admitted_s": outcome.admitted, "first_token_s": outcome.first,
+                "finish_s": outcome.finish, "prompt_tokens": work.prompt, "output_tokens": work.output,
+                "prefix_hit_tokens": outcome.hit, "preemptions": outcome.preempted,
+            }
+        )  # fmt: skip
