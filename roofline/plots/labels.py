@@ -44,20 +44,20 @@ def plain(value: float) -> str:
     return f"{value:.{max(0, -math.floor(math.log10(value)))}f}" if value > 0 else "0"
 
 
-def _powers(low: float, high: float, base: int) -> Iterator[float]:
+def _powers(low: float, high: float, base: int, most: int) -> Iterator[float]:
     """Powers of a base in a range, thinned where they are many."""
     first, last = math.ceil(math.log(low, base) - 1e-9), math.floor(math.log(high, base) + 1e-9)
-    step = max(1, math.ceil((last - first + 1) / MOST_TICKS))
+    step = max(1, math.ceil((last - first + 1) / most))
     yield from (float(base) ** power for power in range(first, last + 1, step))
 
 
-def log_axis(axes: Axes, which: str, base: int, form: Any = None) -> None:
+def log_axis(axes: Axes, which: str, base: int, form: Any = None, most: int = MOST_TICKS) -> None:
     """Makes an axis logarithmic, with ticks at powers of its base inside the limits that are set, written in full."""
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
     getattr(axes, f"set_{which}scale")("log", base=base)
     low, high = getattr(axes, f"get_{which}lim")()
-    ticks = list(_powers(low, high, base))
+    ticks = list(_powers(low, high, base, most))
     if len(ticks) < 2:
         ticks = sorted({*ticks, low, high})
     axis = getattr(axes, f"{which}axis")

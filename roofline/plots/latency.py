@@ -73,7 +73,8 @@ def _shade(axes: Axes, curves: Sequence[Curve], low: float, high: float) -> bool
     right = start > (low * high) ** 0.5
     axes.annotate(
         text, (start, top), xytext=(-5 if right else 5, -4), textcoords="offset points", va="top",
-        ha="right" if right else "left", fontsize=7.5, color=INK, zorder=7, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
+        ha="right" if right else "left", fontsize=7.5, color=INK, zorder=7,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
     ).set_in_layout(False)  # fmt: skip
     return True
 

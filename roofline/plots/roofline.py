@@ -164,6 +164,38 @@ def _name_roofs(axes: Axes, spec: Roofs, found: Roofs | None, limits: tuple[floa
     return texts
 
 
+def _marks(axes: Axes, groups: Sequence[tuple[Point, list[Point]]], spec: Roofs) -> list[Label]:
+    """Draws the points, and returns the names of those that take part of the time worth naming."""
+    labels: list[Label] = []
+    for first, group in groups:
+        share = sum(point.share for point in group)
+        face = first.colour if first.phase == "prefill" else "white"
+        area = 4.5 + 7 * math.sqrt(min(1.0, share)) if first.kind else 8.0
+        axes.plot([first.intensity] * 2, [first.least / TERA, first.rate / TERA], color=first.colour, linewidth=1.0, zorder=3.5)
+        axes.plot([first.intensity], [first.rate / TERA], marker=first.marker, markersize=area, color=first.colour,
+                  markerfacecolor=face, markeredgewidth=1.5, linestyle="none", zorder=5)  # fmt: skip
+        if not first.kind or (share >= NAMED_FROM and len(labels) < LABELLED):
+            labels.append(Label(first.intensity, first.rate / TERA, _text(group, spec)))
+    return labels
+
+
+def _handles(points: Sequence[Point], found: Roofs | None) -> list[Any]:
+    """Entries of the legend: roofs, phases, kinds of kernels."""
+    from matplotlib.lines import Line2D
+
+    handles: list[Any] = [Line2D([], [], color=GREY, linestyle=(0, (5, 2)), linewidth=1.2, label="datasheet roof")]
+    handles += [
+        Line2D([], [], color=INK, linewidth=1.6, label=found.source) if found else nothing_drawn("attained roof: not calibrated")
+    ]
+    present = {point.phase for point in points}
+    for phase, face in (("prefill", INK), ("decode", "white")):
+        if phase in present:
+            handles += [Line2D([], [], marker="o", linestyle="none", color=INK, label=phase, markerfacecolor=face)]
+    kinds = dict.fromkeys(point.kind for point in points if point.kind)
+    handles += [Line2D([], [], marker=ROLES[kind][1], linestyle="none", color=ROLES[kind][0], label=kind) for kind in kinds]
+    return handles
+
+
 @drawn
 def roofline_plot(
     accelerator: Accelerator, points: Sequence[Point], *, title: str = "", note: str = "",
@@ -179,8 +211,6 @@ def roofline_plot(
         points: of ``kernel_points`` or ``step_point``; prefill is filled, decode hollow. May be empty: roofs alone.
         note: a line under the title.
     """
-    from matplotlib.lines import Line2D
-
     spec, found = datasheet(accelerator), attained(accelerator)
     figure = new_figure(title or f"Roofline of {accelerator.id}", size or ROOMY)
     axes = figure.add_subplot()
@@ -203,31 +233,9 @@ def roofline_plot(
                                fontsize=7.5, color=INK))  # fmt: skip
     middle = math.sqrt(across[0] * min(spec.rates.values()) / spec.bandwidth)
     reached = f", {_percent(found.bandwidth / spec.bandwidth)} attained" if found else ""
-    groups = _merged(points)
-    labels = [Label(middle, middle * spec.bandwidth / TERA, f"{spec.bandwidth / TERA:,.3g} TB/s{reached}")] if not points else []
-    for first, group in groups:
-        share = sum(point.share for point in group)
-        face = first.colour if first.phase == "prefill" else "white"
-        area = 4.5 + 7 * math.sqrt(min(1.0, share)) if first.kind else 8.0
-        axes.plot([first.intensity] * 2, [first.least / TERA, first.rate / TERA], color=first.colour, linewidth=1.0, zorder=3.5)
-        axes.plot([first.intensity], [first.rate / TERA], marker=first.marker, markersize=area, color=first.colour,
-                  markerfacecolor=face, markeredgewidth=1.5, linestyle="none", zorder=5)  # fmt: skip
-        labels.append(Label(first.intensity, first.rate / TERA, _text(group, spec)))
-    if points:
-        seen = [sum(point.share for point in group) >= NAMED_FROM or not first.kind for first, group in groups]
-        labels = [label for label, named in zip(labels, seen, strict=True) if named][:LABELLED]
-        labels.append(Label(middle, middle * spec.bandwidth / TERA, f"{spec.bandwidth / TERA:,.3g} TB/s{reached}"))
-    handles = [Line2D([], [], color=GREY, linestyle=(0, (5, 2)), linewidth=1.2, label="datasheet roof")]
-    handles.append(Line2D([], [], color=INK, linewidth=1.6, label=found.source) if found else
-                   nothing_drawn("attained roof: not calibrated"))  # fmt: skip
-    phases = {point.phase for point in points}
-    for phase in ("prefill", "decode"):
-        if phase in phases:
-            face = INK if phase == "prefill" else "white"
-            handles += [Line2D([], [], marker="o", linestyle="none", color=INK, label=phase, markerfacecolor=face)]
-    kinds = dict.fromkeys(point.kind for point in points if point.kind)
-    handles += [Line2D([], [], marker=ROLES[kind][1], linestyle="none", color=ROLES[kind][0], label=kind) for kind in kinds]
-    legend(figure, handles)
+    labels = _marks(axes, _merged(points), spec)
+    labels.append(Label(middle, middle * spec.bandwidth / TERA, f"{spec.bandwidth / TERA:,.3g} TB/s{reached}"))
+    legend(figure, _handles(points, found))
     ladder = [
         (x, roofs.attainable(unit, x) / TERA) for roofs in (spec, found) if roofs for unit in roofs.rates for x in _steps(*across)
     ]

@@ -38,6 +38,24 @@ def _colour(colour: Any) -> str:
     return to_hex(colour, keep_alpha=True) if isinstance(colour, str) or len(colour) else "none"
 
 
+def _collection(found: Any, digits: int) -> dict[str, Any]:
+    offsets = found.get_offsets()
+    return {
+        "label": str(found.get_label()), "colours": [_colour(colour) for colour in found.get_facecolor()[:3]],
+        "hatch": found.get_hatch(), "offsets": _points(offsets, digits), "count": len(offsets),
+        "paths": [_points(path.vertices, digits) for path in found.get_paths()[:2]],
+    }  # fmt: skip
+
+
+def _line(line: Any, digits: int) -> dict[str, Any]:
+    points = line.get_xydata()
+    return {
+        "label": str(line.get_label()), "points": _points(points, digits), "count": len(points),
+        "colour": _colour(line.get_color()), "style": str(line.get_linestyle()), "marker": str(line.get_marker()),
+        "fill": _colour(line.get_markerfacecolor()), "width": _round(line.get_linewidth(), digits),
+    }  # fmt: skip
+
+
 def _axes(axes: Axes, digits: int) -> dict[str, Any]:
     def limits(pair: Any) -> list[Any]:
         return [_round(value, digits) for value in pair]
@@ -47,22 +65,8 @@ def _axes(axes: Axes, digits: int) -> dict[str, Any]:
         "x": [axes.get_xlabel(), axes.get_xscale(), limits(axes.get_xlim())],
         "y": [axes.get_ylabel(), axes.get_yscale(), limits(axes.get_ylim())],
         "ticks": [[tick.get_text() for tick in labels] for labels in (axes.get_xticklabels(), axes.get_yticklabels())],
-        "lines": [
-            {
-                "label": str(line.get_label()), "points": _points(line.get_xydata(), digits), "count": len(line.get_xydata()),
-                "colour": _colour(line.get_color()), "style": str(line.get_linestyle()), "marker": str(line.get_marker()),
-                "fill": _colour(line.get_markerfacecolor()), "width": _round(line.get_linewidth(), digits),
-            }
-            for line in axes.lines
-        ],
-        "collections": [
-            {
-                "label": str(found.get_label()), "colours": [_colour(colour) for colour in found.get_facecolor()[:3]],
-                "hatch": found.get_hatch(), "offsets": _points(found.get_offsets(), digits), "count": len(found.get_offsets()),
-                "paths": [_points(path.vertices, digits) for path in found.get_paths()[:2]],
-            }
-            for found in axes.collections
-        ],
+        "lines": [_line(line, digits) for line in axes.lines],
+        "collections": [_collection(found, digits) for found in axes.collections],
         "patches": [
             {
                 "box": [_round(value, digits) for value in patch.get_path().get_extents(patch.get_patch_transform()).bounds],

@@ -20,6 +20,7 @@ BANDS = ((0.10, "#9C9C9C"), (0.25, "#DCDCDC"))
 MOST_PANELS, ACROSS = 16, 4
 POINTS = 600
 """The most points drawn of one series, evenly spaced over the order they come in."""
+PANEL_TICKS = 4
 MICRO = 1e-6
 
 
@@ -57,7 +58,7 @@ def summary(measured: Any, predicted: Any) -> str:
     inside = ", ".join(f"{100 * float((error <= band).mean()):.0f} % within {100 * band:.0f} %"
                        for band, _ in BANDS)  # fmt: skip
     ratio = float(numpy.median(measured / predicted))
-    return f"n {len(measured):,}, mean error {100 * float(error.mean()):.1f} %\nmeasured/predicted {ratio:.2f}; {inside}"
+    return f"n {len(measured):,}, mean error {100 * float(error.mean()):.1f} %, measured/predicted {ratio:.2f}\n{inside}"
 
 
 @drawn
@@ -113,8 +114,8 @@ def _panel(axes: Axes, name: str, pairs: Sequence[tuple[Any, Any]], text: str) -
     low, high = min(ends) / 1.6, max(ends) * 1.6
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
-    log_axis(axes, "x", 10)
-    log_axis(axes, "y", 10)
+    log_axis(axes, "x", 10, most=PANEL_TICKS)
+    log_axis(axes, "y", 10, most=PANEL_TICKS)
     line = numpy.array([low, high])
     for band, grey in reversed(BANDS):
         axes.fill_between(line, line * (1 - band), line * (1 + band), color=grey, alpha=0.75, linewidth=0, zorder=1)
@@ -126,4 +127,4 @@ def _panel(axes: Axes, name: str, pairs: Sequence[tuple[Any, Any]], text: str) -
                   rasterized=True)  # fmt: skip
     axes.set_xlabel("Measured [us]")
     axes.set_ylabel("Predicted [us]")
-    axes.set_title(f"{name}\n{text}", loc="left", color=GREY, fontsize=8)
+    axes.set_title(f"{name}\n{text}", loc="left", color=GREY, fontsize=7.5)

@@ -1,0 +1,267 @@
+"""Figures: what is drawn is the committed baseline, text overlaps no text, files are the same bytes, bad input is said."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roofline import Deployment, InputError, load_accelerator, load_model
+from roofline.edits import apply, kv_heads
+from roofline.parallel.mesh import Mesh
+from roofline.plots import (
+    Compared,
+    breakdown_plot,
+    describe,
+    digest,
+    kernel_points,
+    kv_plot,
+    latency_plot,
+    memory_plot,
+    pareto_plot,
+    roofline_plot,
+    save,
+    step_point,
+    throughput_plot,
+    validation_plot,
+)
+from roofline.plots.style import COLOURS, FORMATS, HATCHES, LINES, MARKERS, written
+from roofline.sharded import ShardedDeployment
+
+BASELINES = Path(__file__).with_name("baselines")
+DOUBLINGS = [2**power for power in range(10)]
+
+
+def on(gpu: str, model: str, **mesh: int) -> Deployment:
+    loaded, chip = load_model(model), load_accelerator(gpu)
+    return ShardedDeployment(loaded, chip, mesh=Mesh(**mesh)) if mesh else Deployment(loaded, chip)
+
+
+def _kernels() -> Any:
+    one = on("h100-sxm", "llama-3.1-8b")
+    points = [*kernel_points(one, 32, 8192), *kernel_points(one, 1, 0, phase="prefill", new_tokens=2048)]
+    return roofline_plot(one.accelerator, points, title="llama-3.1-8b on h100-sxm", note="decode and prefill")
+
+
+def _crowded() -> Any:
+    one = on("b200-sxm", "deepseek-v3")
+    points = [*kernel_points(one, 128, 32768), *kernel_points(one, 1, 0, phase="prefill", new_tokens=4096)]
+    return roofline_plot(one.accelerator, points)
+
+
+def _steps() -> Any:
+    one = on("mi300x", "llama-3.1-8b")
+    return roofline_plot(one.accelerator, [step_point(one.decode(b, 4096), f"batch {b}") for b in (1, 16, 256)])
+
+
+def _two_heads() -> dict[str, Deployment]:
+    model, chip = load_model("llama-2-13b"), load_accelerator("h100-sxm")
+    return {"MHA": Deployment(model, chip), "GQA, 8 KV heads": Deployment(apply(model, [kv_heads(8)]), chip)}
+
+
+def _wide() -> Any:
+    names = ("llama-3.1-405b", "deepseek-v3", "mamba2-2.7b", "gemma-3-27b-it")
+    return latency_plot({name: on("mi300x", name) for name in names}, [2**power for power in range(15)], 131072)
+
+
+def _series() -> Any:
+    measured = [1e-6 * 1.5**step for step in range(40)]
+    return validation_plot(
+        [
+            Compared("gemm", "bf16", measured, [value * (1 + 0.2 * (-1) ** n) for n, value in enumerate(measured)]),
+            Compared("attention", "fp8", measured, [value * 1.05 for value in measured]),
+        ]
+    )
+
+
+SEVERAL = ("llama-2-13b", "llama-3.1-8b", "deepseek-v3", "gemma-3-27b-it", "mamba2-2.7b", "qwen3-next-80b-a3b")
+MESHES = {"tp 8": {"tp": 8}, "tp 2, pp 4": {"tp": 2, "pp": 4}}
+
+FIGURES: dict[str, Callable[[], Any]] = {
+    "roofline": _kernels,
+    "roofline-crowded": _crowded,
+    "roofline-steps": _steps,
+    "latency": lambda: latency_plot(_two_heads(), DOUBLINGS, 1024, measured={"MHA": [(1, 0.0095), (16, 0.0141)]}),
+    "latency-small": lambda: latency_plot(on("h100-sxm", "smollm2-135m"), [1, 2], 128),
+    "latency-wide": _wide,
+    "latency-nothing-fits": lambda: latency_plot(on("l4", "llama-3.1-405b"), [1, 4], 4096),
+    "throughput": lambda: throughput_plot(_two_heads(), DOUBLINGS, 1024),
+    "pareto": lambda: pareto_plot({"llama-3.1-70b": [on("h100-sxm", "llama-3.1-70b", tp=n) for n in (2, 4, 8)]}, DOUBLINGS, 8192),
+    "pareto-small": lambda: pareto_plot({"8b": [on("h100-sxm", "llama-3.1-8b")]}, [1, 2], 1024),
+    "memory": lambda: memory_plot({n: on("h100-sxm", "llama-3.1-70b", **m) for n, m in MESHES.items()}, 64, 32768),
+    "memory-small": lambda: memory_plot(on("h100-sxm", "llama-3.1-8b"), 1, 16),
+    "kv": lambda: kv_plot({n: load_model(n) for n in SEVERAL}, [2**p for p in range(13, 21)], accelerator=load_accelerator("l4")),
+    "kv-small": lambda: kv_plot({"8b": load_model("llama-3.1-8b")}, [1000, 2000]),
+    "breakdown": lambda: breakdown_plot(on("b200-sxm", "deepseek-v3"), [1, 8, 64, 512], 32768),
+    "breakdown-prefill": lambda: breakdown_plot(on("h100-sxm", "llama-3.1-70b", tp=8), [1], 0, phase="prefill"),
+    "validation": _series,
+}
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Any]:
+    """Every figure, drawn once."""
+    return {name: draw() for name, draw in FIGURES.items()}
+
+
+def differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
+    """Where two descriptions differ; numbers up to a relative 1e-6."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for key in sorted({*found, *wanted}):
+            yield from differences(found.get(key), wanted.get(key), f"{path}.{key}")
+    elif isinstance(wanted, list) and isinstance(found, list) and len(found) == len(wanted):
+        for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            yield from differences(one, other, f"{path}[{number}]")
+    elif isinstance(wanted, float) and isinstance(found, float):
+        if found != pytest.approx(wanted, rel=1e-6):
+            yield f"{path}: {found} instead of {wanted}"
+    elif found != wanted:
+        yield f"{path}: {found!r:.200} instead of {wanted!r:.200}"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_what_is_drawn_is_the_baseline(figures: dict[str, Any], name: str) -> None:
+    """After a wanted change, look at the figure and run tests/plots/update.py."""
+    wanted = json.loads((BASELINES / f"{name}.json").read_text(encoding="utf-8"))
+    assert list(differences(json.loads(json.dumps(describe(figures[name]))), wanted)) == []
+
+
+def _recolour(figure: Any) -> None:
+    figure.axes[0].lines[0].set_color("#123456")
+
+
+def _move(figure: Any) -> None:
+    line = figure.axes[0].lines[0]
+    line.set_ydata(line.get_ydata() * 1.01)
+
+
+def _rename(figure: Any) -> None:
+    figure.axes[0].set_ylabel("Time per output token [s]")
+
+
+def _unlist(figure: Any) -> None:
+    figure.legends[0].get_texts()[0].set_text("something else")
+
+
+def _unshade(figure: Any) -> None:
+    figure.axes[0].patches[0].remove()
+
+
+@pytest.mark.parametrize("change", [_recolour, _move, _rename, _unlist, _unshade])
+def test_a_planted_change_is_found(change: Any) -> None:
+    figure = FIGURES["latency"]()
+    before, mark = copy.deepcopy(describe(figure)), digest(figure)
+    assert list(differences(describe(figure), before)) == []
+    change(figure)
+    assert list(differences(describe(figure), before))
+    assert digest(figure) != mark
+
+
+def _texts(figure: Any) -> list[tuple[str, Any]]:
+    """(text, box) of everything that is written, the layout settled."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    found = []
+    for artist in figure.findobj(Text):
+        axes = artist.axes
+        shown = artist.get_visible() and artist.get_text().strip() and (axes is None or axes.get_visible())
+        if shown and _inside_limits(artist, figure):
+            found.append((artist.get_text(), artist.get_window_extent(renderer)))
+    return found
+
+
+def _inside_limits(artist: Any, figure: Any) -> bool:
+    """False for tick labels outside the limits of their axis, which are not drawn."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            ticks = [tick for tick in axis.get_major_ticks() if artist in (tick.label1, tick.label2)]
+            if ticks:
+                low, high = sorted(axis.get_view_interval())
+                shown = ticks[0].label1 is artist and ticks[0].label1.get_visible()
+                return shown and low * (1 - 1e-9) <= ticks[0].get_loc() <= high * (1 + 1e-9)
+    return True
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_covers_another_or_leaves_the_figure(figures: dict[str, Any], name: str) -> None:
+    figure = figures[name]
+    found = _texts(figure)
+    width, height = figure.get_size_inches() * figure.dpi
+    boxes = [(text, box.padded(-1.0)) for text, box in found]
+    covered = [(a, b) for (a, one), (b, other) in itertools.combinations(boxes, 2) if one.overlaps(other)]
+    assert covered == []
+    outside = [text for text, box in found if box.x0 < -1 or box.y0 < -1 or box.x1 > width + 1 or box.y1 > height + 1]
+    assert outside == []
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_files_are_the_same_bytes_each_time_and_hold_no_date(kind: str) -> None:
+    first, second = (written(FIGURES["latency-small"](), kind, 80) for _ in range(2))
+    assert first == second
+    assert b"dc:date" not in first
+    assert b"CreationDate" not in first
+
+
+def test_another_process_with_other_settings_writes_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("axes.facecolor: black\nfont.size: 20\nsvg.hashsalt: other\n", encoding="utf-8")
+    code = (
+        "import sys; from roofline import *; from roofline.plots import latency_plot, save; "
+        "save(latency_plot(Deployment(load_model('smollm2-135m'), load_accelerator('h100-sxm')), [1, 2], 128), sys.argv[1])"
+    )
+    command = [sys.executable, "-c", code, "a.svg"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.svg").read_bytes() == written(FIGURES["latency-small"](), "svg")
+
+
+def test_colours_and_lines_stay_apart_in_grey() -> None:
+    """Neighbouring curves differ in line style and marker, and neighbouring colours in lightness."""
+    from matplotlib.colors import to_rgb
+
+    assert len(set(MARKERS)) == len(set(HATCHES)) == len(COLOURS) == len(LINES)
+    light = [0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in map(to_rgb, COLOURS)]
+    assert all(abs(one - other) > 0.1 for one, other in itertools.pairwise(light))
+    assert all(str(one) != str(other) for one, other in itertools.pairwise(LINES))
+
+
+@pytest.mark.parametrize(
+    ("attempt", "says"),
+    [
+        (lambda: latency_plot(on("h100-sxm", "llama-3.1-8b"), [8], 1024), "batch: a curve needs two or more batches"),
+        (lambda: latency_plot({}, [1, 2], 1024), "nothing to draw"),
+        (lambda: latency_plot(on("h100-sxm", "llama-3.1-8b"), [1, 2], 1024, measured={"x": [(1, 1.0)]}), "'x' is not one of"),
+        (lambda: latency_plot(on("h100-sxm", "llama-3.1-8b"), [1, 2], 1024, measured=[(1, -1.0)]), "is not a measurement"),
+        (lambda: latency_plot(on("h100-sxm", "llama-3.1-8b"), [1, 2], 1024, size=(0, 5)), "size:"),
+        (lambda: validation_plot([]), "no measurements"),
+        (lambda: roofline_plot(on("h100-sxm", "llama-3.1-8b").accelerator, [], size=(900, 5)), "size:"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(attempt: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        attempt()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("a.gif", "suffix"), ("a", "no suffix"), ("nowhere/a.svg", "cannot be written"), ("a.svg.gz", "suffix")]
+)
+def test_what_cannot_be_written_is_said(tmp_path: Path, name: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        save(FIGURES["latency-small"](), tmp_path / name)
+
+
+def test_no_pyplot_state_is_left() -> None:
+    code = "from roofline import *; from roofline.plots import *; import sys; " \
+           "kv_plot({'a': load_model('llama-3.1-8b')}, [1024, 2048]); assert 'matplotlib.pyplot' not in sys.modules"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
