@@ -75,14 +75,14 @@ def finished(
     column = tl.arange(0, BLOCK)
     value = value / tl.sqrt(tl.sum(value * value, 0) / DIM + epsilon)
     value *= tl.load(gain + column, mask=column < DIM, other=0.0).to(tl.float32)
-    if ROTARY == 0:
-        return value
-    even, odd = tl.split(tl.reshape(value, (BLOCK // 2, 2)))
-    turn = tl.arange(0, BLOCK // 2) - (DIM - ROTARY) // 2
-    inside = (turn >= 0) & (turn < ROTARY // 2)
-    cos = tl.load(angles + position * ROTARY + turn, mask=inside, other=1.0)
-    sin = tl.load(angles + position * ROTARY + ROTARY // 2 + turn, mask=inside, other=0.0)
-    return tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (BLOCK,))
+    if ROTARY > 0:
+        even, odd = tl.split(tl.reshape(value, (BLOCK // 2, 2)))
+        turn = tl.arange(0, BLOCK // 2) - (DIM - ROTARY) // 2
+        inside = (turn >= 0) & (turn < ROTARY // 2)
+        cos = tl.load(angles + position * ROTARY + turn, mask=inside, other=1.0)
+        sin = tl.load(angles + position * ROTARY + ROTARY // 2 + turn, mask=inside, other=0.0)
+        value = tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (BLOCK,))
+    return value
 
 
 @triton.jit
@@ -166,7 +166,7 @@ def parts(longest: int, every: int, series: int) -> int:
 
 @dataclass(frozen=True)
 class Pooling(Case):
-    """Sequences of (new tokens, cached tokens); entries of ``dim`` elements, the last ``rotary`` turned, one per ``every`` tokens.
+    """Sequences of (new tokens, cached tokens); entries of ``dim`` elements, ``rotary`` of them turned, one per ``every`` tokens.
 
     ``index``: entries are an indexer's keys, in fp8.
     """
