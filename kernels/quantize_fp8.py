@@ -98,7 +98,7 @@ def rows_per_program(D: int) -> int:
 
 def programs_for(elements: int, units: int) -> int:
     """Programs that share all elements of a tensor: four to a unit, as far as there is a block for each."""
-    return min(ceil_div(elements, BLOCK), 4 * units)
+    return min(-(-elements // BLOCK), 4 * units)
 
 
 def quantize_fp8(

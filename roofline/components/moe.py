@@ -22,7 +22,7 @@ from roofline.components.mixing import Elementwise
 from roofline.cost import Cost
 from roofline.errors import InputError
 from roofline.formats import BF16, Format
-from roofline.numeric import at_least_once, half, maximum, ratio, scale, whole
+from roofline.numeric import at_least_once, ceil_div, half, maximum, ratio, scale, whole
 from roofline.work import Batch
 
 SELECT_FLOPS = 3
@@ -70,6 +70,9 @@ class GroupedLinear(Component):
         stored, epilogue: as in ``Linear``.
         gathers: rows come from the tokens themselves (each read once), not from one row per picked expert.
         skew, tile: as in ``MoE``.
+        counts: rows of each expert where the routing is known: what holds is then no expectation but a count.
+
+    Raises InputError where ``counts`` are not one per expert.
     """
 
     kind: ClassVar[str] = "grouped_linear"
@@ -86,7 +89,12 @@ class GroupedLinear(Component):
     gathers: bool = False
     skew: float = 0
     tile: int = 1
+    counts: tuple[int, ...] | None = None
     name: str = "grouped_linear"
+
+    def __post_init__(self) -> None:
+        if self.counts is not None and len(self.counts) != self.E:
+            raise InputError(f"rows of each expert: {len(self.counts)} numbers for {self.E} experts")
 
     @cached_property
     def _constants(self) -> tuple[Any, Any, Any, Any, Any]:
@@ -103,10 +111,14 @@ class GroupedLinear(Component):
 
     def hit(self, tokens: Any) -> Any:
         """Experts whose weights are read."""
+        if self.counts is not None:
+            return sum(1 for rows in self.counts if rows)
         return expected_experts(self.E, self.k, tokens, self.skew)
 
     def rows(self, tokens: Any) -> Any:
         """Rows multiplied: k per token, padded to tiles."""
+        if self.counts is not None:
+            return sum(self.tile * ceil_div(rows, self.tile) for rows in self.counts)
         routed = scale(tokens, self.k)
         if self.tile == 1:
             return routed
@@ -147,6 +159,7 @@ class Select(Component):
 
     Attributes:
         bias: a stored correction of E elements that only steers the choice (load balancing without a loss).
+        picked: format of the weights and indices that are written, None for that of the logits.
     """
 
     kind: ClassVar[str] = "router"
@@ -155,23 +168,35 @@ class Select(Component):
     k: Any
     bias: bool = False
     activation: Format = BF16
+    picked: Format | None = None
     name: str = "select"
 
     def cost(self, work: Batch) -> Cost:
         tokens = work.tokens
         per_expert = SELECT_FLOPS + self.k + (1 if self.bias else 0)
+        picked = self.activation if self.picked is None else self.picked
         return Cost(
             {"vector": scale(tokens, self.E * per_expert), "special": scale(tokens, self.E)},
             {
                 "weights": self.activation.bytes(self.E if self.bias else 0),
                 "activations": scale(tokens, self.activation.bytes(self.E)),
             },
-            {"activations": scale(tokens, self.activation.bytes(2 * self.k))},
+            {"activations": scale(tokens, picked.bytes(2 * self.k))},
             1,
         )
 
     def params(self) -> Params:
         return {self.activation: self.E} if self.bias else {}
+
+
+def permute(width: Any, k: Any, activation: Format = BF16, name: str = "permute") -> Elementwise:
+    """Rows copied into the order of their experts, for matmuls that do not gather: each read once, written k times."""
+    return Elementwise(width, k * width, 0, activation, name=name)
+
+
+def combine(width: Any, terms: Any, activation: Format = BF16, name: str = "combine") -> Elementwise:
+    """The weighted sum of ``terms`` rows per token: of the picked experts and what the shared ones gave."""
+    return Elementwise(terms * width, width, 2 * terms * width, activation, name=name)
 
 
 @dataclass(frozen=True)
@@ -289,4 +314,4 @@ class MoE(Block):
     def _combine(self, width: Any, terms: Any) -> tuple[Component, ...]:
         if terms == 1:
             return ()
-        return (Elementwise(terms * width, width, 2 * terms * width, self.activation, name=f"{self.name}.combine"),)
+        return (combine(width, terms, self.activation, f"{self.name}.combine"),)
