@@ -19,8 +19,16 @@ from roofline.components.chunked import Heads
 from roofline.components.delta import DeltaRule
 from roofline.kernels import buffers
 from roofline.kernels.fixed_state import (
-    NORM_EPSILON, batch, moved_tables, normalised, power_of_two, sequences, sigmoid, softplus, tables,
-)  # fmt: skip
+    NORM_EPSILON,
+    batch,
+    moved_tables,
+    normalised,
+    power_of_two,
+    sequences,
+    sigmoid,
+    softplus,
+    tables,
+)
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div

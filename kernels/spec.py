@@ -7,6 +7,7 @@ starts from the component of the model (its Cost is the useful work) and adds wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,17 +71,27 @@ class Expected:
         kernels: each Triton kernel that it launches, once; summed over a stream, the distinct bytes are ``useful``'s.
         dot: triton's name of the type that the matrix unit multiplies, "" where no dot runs.
         padding: dot FLOPs beyond the useful ones (edges of tiles, masked pairs).
+        added: dot FLOPs that the launch adds in other types, by triton's name (a small system solved in fp32).
     """
 
     useful: Cost
     kernels: Mapping[str, Launch]
     dot: str = ""
     padding: int = 0
+    added: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def dots(self) -> dict[str, int]:
+        """FLOPs that dots execute, by type."""
+        found = Counter(self.added)
+        if self.dot:
+            found[self.dot] += int(self.useful.matrix_flops) + self.padding
+        return dict(+found)
 
     @property
     def flops(self) -> int:
         """FLOPs that dots execute."""
-        return int(self.useful.matrix_flops) + self.padding if self.dot else 0
+        return sum(self.dots.values())
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,8 @@ def mismatches(expected: Expected, counts: Counts) -> Iterator[str]:
         ):
             if here != cost:
                 yield f"{stream}: arguments sum to {here} B {what}, the component says {cost}"
-    dots = {expected.dot: expected.flops} if expected.flops else {}
-    if dict(counts.dot) != dots:
-        yield f"dot FLOPs: {dict(counts.dot)}, expected {dots}"
+    if dict(counts.dot) != expected.dots:
+        yield f"dot FLOPs: {dict(counts.dot)}, expected {expected.dots}"
 
 
 def prove(spec: Spec, case: Case) -> Proof:
