@@ -77,6 +77,12 @@ class Allocator:
             found += 1
         return found
 
+    def wanted(self, tokens: int, identities: Sequence[Hashable] = ()) -> int:
+        """Available blocks that ``allocate`` would use up: fresh ones, and idle ones that it finds."""
+        hits = identities[: self.cached(identities)]
+        idle = sum(self.references[self._holding[identity]] == 0 for identity in hits)
+        return self.needed(tokens) - len(hits) + idle
+
     def allocate(self, sequence: Hashable, tokens: int, identities: Sequence[Hashable] = ()) -> int:
         """A table for a new sequence of so many tokens; leading blocks whose identities are held are shared.
 

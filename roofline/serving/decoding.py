@@ -76,6 +76,10 @@ class Lockstep:
         """Blocks that the next step needs, or a later one."""
         return len(self._phases[(self.counter + step) % self.pool.block]) if self.pool.grows else 0
 
+    def extra(self, request: Request) -> int:
+        """Blocks beyond those of its ``target`` tokens that a request needs for its first step."""
+        return int(self.pool.grows and request.target % self.pool.block == 0)
+
     def growth(self, steps: int) -> Any:
         """Blocks that each of the next steps needs, an array."""
         import numpy
@@ -177,6 +181,11 @@ class Drafting:
     def _room(self, request: Request) -> int:
         tables = getattr(self.pool, "tables", None)
         return request.held * self.pool.block if tables is None else int(tables.tables[request].tokens)
+
+    def extra(self, request: Request) -> int:
+        """Blocks beyond those of its ``target`` tokens that a request needs for its first step."""
+        block = self.pool.block
+        return -(-self._reach(request) // block) - -(-request.target // block) if self.pool.grows else 0
 
     def growth(self, steps: int) -> Any:
         """Blocks that the next step needs, an array of one."""

@@ -62,10 +62,13 @@ class Counted:
         too_long = self.longest is not None and request.prompt + request.output > self.longest
         return not too_long and self.region(request) <= self.number
 
-    def admit(self, request: Request, tokens: int) -> int | None:
-        """Room for ``tokens`` of a request; returns those found in the cache (none), or None where there is no room."""
+    def admit(self, request: Request, tokens: int, keep: int = 0) -> int | None:
+        """Room for ``tokens`` of a request; returns those found in the cache: none.
+
+        Returns None, and takes nothing, where it would leave fewer than ``keep`` blocks.
+        """
         wanted = _ceil(tokens, self.block) if self.grows else self.region(request)
-        if wanted > self.free:
+        if wanted + keep > self.free:
             return None
         self.free -= wanted
         request.held = wanted
@@ -133,13 +136,15 @@ class Cached:
             found.append((name, index))
         return found
 
-    def admit(self, request: Request, tokens: int) -> int | None:
-        """Room for ``tokens`` of a request; returns how many of them are cached, at most all but the last of them."""
-        try:
-            found = self.tables.allocate(request, tokens, self._names(request, 0, tokens // self.block))
-        except OutOfBlocks:
+    def admit(self, request: Request, tokens: int, keep: int = 0) -> int | None:
+        """Room for ``tokens`` of a request; returns how many of them are cached, at most all but the last of them.
+
+        Returns None, and takes nothing, where it would leave fewer than ``keep`` blocks.
+        """
+        names = self._names(request, 0, tokens // self.block)
+        if self.tables.wanted(tokens, names) + keep > self.free:
             return None
-        return min(found, tokens - 1)
+        return min(self.tables.allocate(request, tokens, names), tokens - 1)
 
     def grow(self, requests: dict[Request, None]) -> None:
         """One more block for each; the one before is full, and gets its name."""

@@ -353,13 +353,15 @@ class Replica:
         """Lets waiting requests in while seats, blocks and tokens last."""
         waiting, chunked = self.waiting, self.policy.chunks
         seats = self._seats
+        keep = 0 if self.policy.stalls else self.decoding.fresh()
         while seats > 0 and len(waiting):
             request = waiting.head()
             ready = request.swapped or (request.computed == request.target and request.done > 0)
             size = request.target - request.computed
             if not ready and (budget <= 0 or (not chunked and chunks and size > budget)):
                 break
-            hit = self.pool.admit(request, request.target)
+            extra = self.decoding.extra(request) if ready else 0
+            hit = self.pool.admit(request, request.target, keep + extra)
             if hit is None:
                 break
             waiting.pop()
@@ -368,6 +370,7 @@ class Replica:
                 request.admitted = now
             self.running[request] = None
             if ready:
+                keep += extra
                 self._resume(request, now)
                 continue
             request.computed = hit
