@@ -11,7 +11,7 @@ from roofline.cli.bundles import bundled
 from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
 from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
 from roofline.cli.options import SWEEP, Batch, Context, Fraction, Gpu, Source, accelerators
-from roofline.cli.picture import PICTURE, Measured, Models, Picture, deployments, edited, notes, one, source_length
+from roofline.cli.picture import PICTURE, Measured, Models, Picture, deployments, edited, notes, number, one, source_length
 from roofline.cli.picture import measured as measured_points
 from roofline.errors import InputError, suggest
 
@@ -80,7 +80,7 @@ def roofline(
     source = source_length([d.model for d in cases.values()], source_len)
     points: list[Point] = []
     whole = len(cases) > 1 or len(batches) > 1
-    for number, (label, deployment) in enumerate(cases.items()):
+    for order, (label, deployment) in enumerate(cases.items()):
         away = source if deployment.model.encoder is not None else 0
         for size in batches:
             for name in phases:
@@ -90,7 +90,7 @@ def roofline(
                 decoding = name == "decode"
                 step = deployment.decode(size, cached, source=away) if decoding else deployment.prefill(size, new, source=away)
                 words = [label if len(cases) > 1 else "", f"batch {size:,}" if len(batches) > 1 else ""]
-                points.append(step_point(step, ", ".join(filter(None, words)), number))
+                points.append(step_point(step, ", ".join(filter(None, words)), order))
     sizes = f"batch {', '.join(f'{size:,}' for size in batches[:8])}"
     told = {"decode": f"decode at context {cached:,}", "prefill": f"prefill of {new:,} tokens"}
     meant = "whole steps" if whole else next(iter(cases))
@@ -309,3 +309,21 @@ def validation(
     series = silicon(chips[0].id, sweeps.names(cls, "class") if cls else None)
     options = {**picture.options, "title": picture.title or title_of(chips[0].id)}
     return picture.write(validation_plot(series, **options))
+
+
+@bundled(picture=PICTURE)
+def timeline(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace in Chrome's event format (JSON).", show_default=False)],
+    start: Annotated[str | None, typer.Option("--start", metavar="SECONDS", help="Show from here on.  [default: all]")] = None,
+    end: Annotated[str | None, typer.Option("--end", metavar="SECONDS", help="Show up to here.  [default: all]")] = None,
+    *,
+    picture: Picture,
+) -> int:
+    """Requests in queue, prefill and decode, the steps of each replica and counters over time, from a trace file.
+
+    roofline plot timeline trace.json --start 10 --end 20 --out timeline.png
+    """
+    from roofline.plots.timeline import read_trace, timeline_plot
+
+    begin, stop = (number(text, name) if text else None for text, name in ((start, "start"), (end, "end")))
+    return picture.write(timeline_plot(read_trace(trace), start=begin, end=stop, **picture.options))

@@ -74,7 +74,8 @@ class Picture:
         return 0
 
 
-def _number(text: str, field: str) -> float:
+def number(text: str, field: str) -> float:
+    """A plain number. Raises InputError."""
     try:
         return float(text)
     except ValueError:
@@ -93,7 +94,7 @@ def _picture(out: str | None, dpi: str, size: str | None, title: str, quiet: boo
     file_format(path)
     if not path.expanduser().absolute().parent.is_dir():
         raise InputError(f"out: there is no folder {path.parent}; make it first, or give another file")
-    return Picture(path, _number(dpi, "dpi"), (float(sides[1]), float(sides[2])) if sides else None, title, quiet)
+    return Picture(path, number(dpi, "dpi"), (float(sides[1]), float(sides[2])) if sides else None, title, quiet)
 
 
 PICTURE = Bundle(
@@ -193,16 +194,14 @@ def measured(path: str | None, labels: Sequence[str]) -> dict[str, list[tuple[in
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"measured: {path} cannot be read ({getattr(error, 'strerror', None) or 'not a text'})") from None
     found: dict[str, list[tuple[int, float]]] = {}
-    for number, row in enumerate(rows, start=2):
+    for place, row in enumerate(rows, start=2):
         label = row.get("label") or labels[0]
         if label not in labels:
-            raise InputError(
-                f"measured: line {number} of {path}: no curve is called {label!r:.60}; there are {', '.join(labels)}"
-            )
+            raise InputError(f"measured: line {place} of {path}: no curve is called {label!r:.60}; there are {', '.join(labels)}")
         try:
             batch, seconds = int(row["batch"]), float(Fraction(row["tpot_ms"]) / 1000)
         except (KeyError, TypeError, ValueError, ZeroDivisionError):
-            raise InputError(f"measured: line {number} of {path} needs numbers for batch and tpot_ms, and has {row}") from None
+            raise InputError(f"measured: line {place} of {path} needs numbers for batch and tpot_ms, and has {row}") from None
         found.setdefault(label, []).append((batch, seconds))
     if not found:
         raise InputError(f"measured: {path} has no rows; its first line must be batch,tpot_ms")

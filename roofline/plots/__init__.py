@@ -11,6 +11,7 @@ from roofline.plots.pareto import pareto_plot
 from roofline.plots.roofline import kernel_points, roofline_plot, step_point
 from roofline.plots.structure import describe, digest
 from roofline.plots.style import save
+from roofline.plots.timeline import read_trace, timeline_plot
 from roofline.plots.validation import Compared, validation_plot
 
 __all__ = [
@@ -23,9 +24,11 @@ __all__ = [
     "latency_plot",
     "memory_plot",
     "pareto_plot",
+    "read_trace",
     "roofline_plot",
     "save",
     "step_point",
     "throughput_plot",
+    "timeline_plot",
     "validation_plot",
 ]

@@ -136,7 +136,8 @@ def pareto_plot(
         labels += [Label(p.per_user, p.per_gpu, p.name) for p in (_spread(best) if best else [])]
         handles.append(Line2D([], [], marker=marker, label=label + ("" if best else " (nothing fits)"), **line))
     handles.append(Patch(facecolor=GREY, alpha=0.3, label="bound to serial"))
-    handles.append(Line2D([], [], color=GREY, marker="x", linestyle="none", label="does not fit"))
+    if any(not point.fits for points, _, _ in everything.values() for point in points):
+        handles.append(Line2D([], [], color=GREY, marker="x", linestyle="none", label="does not fit"))
     legend(figure, handles)
     place(figure, axes, labels, [(p.per_user, p.per_gpu) for p in shown])
     return figure

@@ -30,6 +30,7 @@ from roofline.plots import (
     save,
     step_point,
     throughput_plot,
+    timeline_plot,
     validation_plot,
 )
 from roofline.plots.style import COLOURS, FORMATS, HATCHES, LINES, MARKERS, written
@@ -81,6 +82,21 @@ def _series() -> Any:
     )
 
 
+def _trace(requests: int) -> list[dict[str, Any]]:
+    """Requests that arrive every 40 ms, wait 10, prefill 30 and decode for 500 ms on two replicas, in Chrome's format."""
+    names = {1: "requests", 2: "replica 0", 3: "replica 1"}
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": p, "args": {"name": n}} for p, n in names.items()]
+    for number in range(requests):
+        at, common = 40_000.0 * number, {"cat": "request", "id": number, "pid": 1}
+        for name, start, end in (("queue", 0, 1e4), ("prefill", 1e4, 4e4), ("decode", 4e4, 54e4)):
+            events += [{"ph": "b", "name": name, "ts": at + start, **common}, {"ph": "e", "name": name, "ts": at + end, **common}]
+        replica = {"pid": 2 + number % 2, "ts": at + 1e4}
+        events.append({"ph": "X", "name": f"prefill 512 + decode {number}", "dur": 3e4, **replica})
+        events.append({"ph": "X", "name": f"decode {number}", **replica, "ts": at + 4e4, "dur": 1e4})
+        events.append({"ph": "C", "name": "used blocks", "args": {"used blocks": 32 * number}, **replica})
+    return events
+
+
 SEVERAL = ("llama-2-13b", "llama-3.1-8b", "deepseek-v3", "gemma-3-27b-it", "mamba2-2.7b", "qwen3-next-80b-a3b")
 MESHES = {"tp 8": {"tp": 8}, "tp 2, pp 4": {"tp": 2, "pp": 4}}
 
@@ -102,6 +118,9 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "breakdown": lambda: breakdown_plot(on("b200-sxm", "deepseek-v3"), [1, 8, 64, 512], 32768),
     "breakdown-prefill": lambda: breakdown_plot(on("h100-sxm", "llama-3.1-70b", tp=8), [1], 0, phase="prefill"),
     "validation": _series,
+    "timeline": lambda: timeline_plot(_trace(30)),
+    "timeline-window": lambda: timeline_plot(_trace(400), start=2.0, end=9.0),
+    "timeline-small": lambda: timeline_plot(_trace(1)),
 }
 
 
@@ -244,6 +263,10 @@ def test_colours_and_lines_stay_apart_in_grey() -> None:
         (lambda: latency_plot(on("h100-sxm", "llama-3.1-8b"), [1, 2], 1024, measured=[(1, -1.0)]), "is not a measurement"),
         (lambda: latency_plot(on("h100-sxm", "llama-3.1-8b"), [1, 2], 1024, size=(0, 5)), "size:"),
         (lambda: validation_plot([]), "no measurements"),
+        (lambda: timeline_plot([]), "no requests and no steps"),
+        (lambda: timeline_plot([{"ph": "X", "name": "decode"}]), "event 0 is broken"),
+        (lambda: timeline_plot(_trace(3), start=5.0, end=4.0), "not before the end"),
+        (lambda: timeline_plot(_trace(3), start=50.0, end=60.0), "nothing to draw"),
         (lambda: roofline_plot(on("h100-sxm", "llama-3.1-8b").accelerator, [], size=(900, 5)), "size:"),
     ],
 )
