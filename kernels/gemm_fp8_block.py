@@ -232,10 +232,13 @@ def library(case: Blocked, tensors: Tensors) -> Any:
     if not all(whole(case)):
         return None
     columns = b_scales.t()
+    known = None if scales is None else scales.t().contiguous().t()
 
     def run() -> torch.Tensor:
-        codes, found = (a, scales) if scales is not None else quantize_fp8(a)
-        by_block = found.t().contiguous().t()
+        codes, by_block = a, known
+        if known is None:
+            codes, found = quantize_fp8(a)
+            by_block = found.t().contiguous().t()
         return torch._scaled_mm(codes, b.t(), scale_a=by_block, scale_b=columns, out_dtype=TYPES[case.out].torch)
 
     return run
