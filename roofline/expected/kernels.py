@@ -66,7 +66,8 @@ class Kernels:
     """The kernels that an engine runs on an accelerator, with their constants.
 
     Attributes:
-        accelerator: the device. names: operator ("linear fp8", "decode bf16", ...) -> (family, time model).
+        accelerator: the device. names: operator ("linear fp8", "decode bf16", ...) -> (families, time model); the
+            first family that is known counts.
         fused: operators whose activations the kernel before them quantises.
     """
 
@@ -89,8 +90,9 @@ class Kernels:
         """
         family = None
         if operator in self.names:
-            name, model = self.names[operator]
-            family = like(self.__dict__["known"], name, model)
+            choices, model = self.names[operator]
+            found = (like(self.__dict__["known"], name.strip(), model) for name in choices.split(","))
+            family = next((one for one in found if one is not None), None)
         if family is None:
             raise UnsupportedModel(f"{self.accelerator.id} has no calibrated kernel for {operator!r}")
         own, chip = self.__dict__["chips"]
@@ -270,19 +272,19 @@ def _affine_activations(part: GroupedLinear) -> float:
     return float(part.cost(Work(2)).activation_bytes) - float(part.cost(Work(1)).activation_bytes)
 
 
-def reduce(kernels: Kernels, part: Collective) -> tuple[Family, Seconds]:
+def reduce(kernels: Kernels, part: Collective, rows: Callable[[Load], Any]) -> tuple[Family, Seconds]:
     """An all-reduce by the engine's own kernel."""
     family, seconds = kernels.get("all_reduce")
     size, ranks = float(part.activation.bytes(part.elements)), float(part.ranks)
 
     def run(load: Load) -> Any:
-        message = size * maximum(load.rows if part.rows == "logit_rows" else load.tokens, 1.0)
+        message = size * maximum(rows(load), 1.0)
         return seconds({"ranks": ranks, "wire": wire_bytes("all_reduce", ranks, message), "size": message})
 
     return family, run
 
 
-def gather(kernels: Kernels, part: Collective) -> tuple[Family, Seconds]:
+def gather(kernels: Kernels, part: Collective, rows: Callable[[Load], Any]) -> tuple[Family, Seconds]:
     """Collectives that move a message without adding up."""
     family, seconds = kernels.get("alltoall" if part.operation == "all-to-all" else "collective")
     unit = float(part.activation.bytes(part.elements)) * float(part.copies)
@@ -290,7 +292,7 @@ def gather(kernels: Kernels, part: Collective) -> tuple[Family, Seconds]:
     whole = part.ranks if kind != "alltoall" else 1
 
     def run(load: Load) -> Any:
-        message = unit * whole * maximum(load.rows if part.rows == "logit_rows" else load.tokens, 1.0)
+        message = unit * whole * maximum(rows(load), 1.0)
         return seconds({"ranks": float(part.ranks), "wire": wire_bytes(kind, float(part.ranks), message)})
 
     return family, run

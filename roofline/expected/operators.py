@@ -39,6 +39,17 @@ from roofline.expected.load import Load
 from roofline.model import Model
 from roofline.parallel.experts import Gathered
 
+LOAD = "load"
+ROWS: dict[str, Callable[[Load], Any]] = {
+    "all": lambda load: load.tokens,
+    "decodes": lambda load: load.decode_tokens,
+    "prompts": lambda load: load.prompt_tokens,
+    "logits": lambda load: load.rows,
+    "latents": lambda load: load.chunks * (load.chunk + load.behind),
+}
+"""Numbers of rows that kernels run over."""
+PASSES = ("norm", "elementwise", "embedding", "scale", "learned", "router")
+
 
 @dataclass(frozen=True)
 class Operator:
@@ -48,7 +59,7 @@ class Operator:
         count: how often the step runs it.
         kind: "matmul", "attention", "experts", "dispatch" (what experts take beside their matmuls), "reduce" or "pass".
         seconds: of one run. family: whose constants it takes, "" for passes. error: of that family on held-out rows.
-        launches: kernels that one run is.
+        launches: kernels that one run is. over: the number of rows that alone decides its time (a key of ``ROWS``), or "load".
     """
 
     count: int
@@ -58,9 +69,7 @@ class Operator:
     family: str = ""
     error: float = 0.0
     launches: int = 1
-
-
-PASSES = ("norm", "elementwise", "embedding", "scale", "learned", "router")
+    over: str = LOAD
 
 
 def operators(stage: Model, kernels: Kernels) -> list[Operator]:
@@ -70,10 +79,10 @@ def operators(stage: Model, kernels: Kernels) -> list[Operator]:
     """
     decoding, filling = stage.counted, stage.for_prefill.counted
     both = {part for _, part in decoding} & {part for _, part in filling}
-    found: list[Operator] = []
     writes: dict[type, float] = {
         kind: max((affine(p)[1] for _, p in decoding if isinstance(p, kind)), default=0.0) for kind in (CacheWrite, EntryWrite)
     }
+    found: list[Operator] = []
     for number, part in decoding:
         found += _of(kernels, number, part, writes, "all" if part in both else "decodes")
     for number, part in filling:
@@ -82,54 +91,50 @@ def operators(stage: Model, kernels: Kernels) -> list[Operator]:
     return [*found, *_experts(kernels, decoding)]
 
 
-ROWS: dict[str, Callable[[Load], Any]] = {
-    "all": lambda load: load.tokens,
-    "decodes": lambda load: load.decode_tokens,
-    "prompts": lambda load: load.prompt_tokens,
-}
-
-
-def _of(kernels: Kernels, number: int, part: Component, writes: Mapping[type, float], tokens: str) -> Iterator[Operator]:
-    """The operators of one component, experts apart."""
+def _of(kernels: Kernels, number: int, part: Component, writes: Mapping[type, float], over: str) -> Iterator[Operator]:
+    """The operators of one component, experts apart. Kernels of prompts alone count no launch: their steps have a floor."""
     if _grouped(part):
         return
 
-    def made(kind: str, family: Family, seconds: Seconds, launches: int = 1) -> Operator:
-        return Operator(number, kind, part.name, seconds, family.name, family.mape, launches)
+    def made(kind: str, family: Family, seconds: Seconds, over: str = over, launches: int = 1) -> Operator:
+        own = 0 if over == "prompts" else launches
+        return Operator(number, kind, part.name, seconds, family.name, family.mape, own, over)
+
+    def passing(fixed: float, per_token: float, over: str = over, launches: int = 1) -> Operator:
+        seconds = streamed(kernels, fixed, per_token, ROWS[over])
+        return Operator(number, "pass", part.name, seconds, launches=0 if over == "prompts" else launches, over=over)
 
     if isinstance(part, (CacheWrite, EntryWrite)):
-        yield Operator(number, "pass", part.name, streamed(kernels, 0.0, rotary_bytes(part), ROWS[tokens]))
+        yield passing(0.0, rotary_bytes(part))
     elif isinstance(part, Linear):
-        rows = ROWS[tokens] if part.rows == "tokens" else lambda load: load.rows
+        rows = over if part.rows == "tokens" else "logits"
         operator = f"linear {part.weight.name}"
-        family, seconds = matmul(kernels, part.inputs, part.outputs, part.weight, rows, operator)
-        yield made("matmul", family, seconds, 1 + kernels.quantises(operator, family))
+        family, seconds = matmul(kernels, part.inputs, part.outputs, part.weight, ROWS[rows], operator)
+        yield made("matmul", family, seconds, rows, 1 + kernels.quantises(operator, family))
         if part.stored is not None:
-            yield Operator(number, "pass", f"{part.name}.gate", streamed(kernels, 0.0, activation_bytes(part), rows))
+            yield passing(0.0, activation_bytes(part))
     elif isinstance(part, BatchedLinear):
         wide = part.batches * part.outputs
-        yield made("matmul", *matmul(kernels, part.inputs, wide, part.weight, ROWS[tokens], f"heads {part.weight.name}"))
+        yield made("matmul", *matmul(kernels, part.inputs, wide, part.weight, ROWS[over], f"heads {part.weight.name}"))
     elif isinstance(part, Expand):
         wide = part.N * (part.H + part.value_dim)
-
-        def latents(load: Load) -> Any:
-            return load.chunks * (load.chunk + load.behind)
-
-        yield made("matmul", *matmul(kernels, part.R, wide, part.weight, latents, f"linear {part.weight.name}"))
+        family, seconds = matmul(kernels, part.R, wide, part.weight, ROWS["latents"], f"linear {part.weight.name}")
+        yield made("matmul", family, seconds, LOAD, 0)
     elif isinstance(part, ExpandedAttention):
-        yield made("attention", *expanded(kernels, part, writes[EntryWrite]))
+        yield made("attention", *expanded(kernels, part, writes[EntryWrite]), over=LOAD, launches=0)
     elif type(part) is Attention:
         decode, one, prefill, many = attention(kernels, part, writes[CacheWrite])
-        yield made("attention", decode, one)
-        yield made("attention", prefill, many, 0)
+        yield made("attention", decode, one, over=LOAD)
+        yield made("attention", prefill, many, over=LOAD, launches=0)
     elif isinstance(part, LatentAttention):
-        yield made("attention", *latent(kernels, part, writes[EntryWrite]))
+        yield made("attention", *latent(kernels, part, writes[EntryWrite]), over=LOAD)
     elif isinstance(part, Collective):
         if part.servers > 1:
             raise UnsupportedModel("collectives between servers have no calibrated time")
-        yield made("reduce", *(reduce if part.operation == "all-reduce" else gather)(kernels, part))
+        rows = "logits" if part.rows == "logit_rows" else over
+        yield made("reduce", *(reduce if part.operation == "all-reduce" else gather)(kernels, part, ROWS[rows]), over=rows)
     elif part.kind in PASSES:
-        yield Operator(number, "pass", part.name, streamed(kernels, *affine(part), ROWS[tokens]))
+        yield passing(*affine(part), launches=0 if part.kind == "learned" else 1)
     else:
         raise UnsupportedModel(f"{type(part).__name__} ({part.name}) has no time model")
 
@@ -150,5 +155,5 @@ def _experts(kernels: Kernels, counted: tuple[tuple[int, Component], ...]) -> It
     for (number, part, up), (_, _, down) in zip(pairs[::2], pairs[1::2], strict=True):
         ranks = float(part.ranks) if isinstance(part, Gathered) else 1.0
         family, seconds, launch = experts(kernels, up, down, ranks)
-        yield Operator(number, "experts", up.name, seconds, family.name, family.mape)
-        yield Operator(number, "dispatch", up.name, constant(launch), family.name, family.mape, 0)
+        yield Operator(number, "experts", up.name, seconds, family.name, family.mape, over="all")
+        yield Operator(number, "dispatch", up.name, constant(launch), family.name, family.mape, 0, "all")

@@ -1,0 +1,121 @@
+"""What serving adds to the kernels of a step: constants fitted to whole servers, and the time of one iteration.
+
+An engine leaves gaps between kernels, spends host time on every sequence of a step, and launches a step with prompts
+kernel by kernel where it replays decodes as a graph. Three constants of each engine say how much; one that all share says
+which part of a fused-expert kernel's launch, timed alone, remains inside a graph. They were fitted with the operators'
+constants held (``roofline validate calibrate --serving``).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from roofline.errors import UnsupportedModel
+from roofline.expected.arithmetic import where
+from roofline.expected.load import Load
+from roofline.expected.model import MICROSECOND, Constant, overlap
+
+DATA = Path(__file__).with_name("serving.toml")
+SIDE_BY_SIDE = 4.0
+"""Order of the norm that joins a step's kernels and the host that launches them one by one."""
+
+ENGINE_CONSTANTS = (
+    Constant("kernel_us", 1.0, 0.05, 20.0, "gap behind every kernel of a step, beyond its own launch [us]"),
+    Constant("sequence_us", 20.0, 0.05, 500.0, "host time for each sequence of a step that nothing hides [us]"),
+    Constant("eager_us", 200.0, 5.0, 2000.0, "floor per layer of a step with prompts: the host launches its kernels [us]"),
+)  # fmt: skip
+SHARED_CONSTANTS = (
+    Constant("dispatch", 0.5, 0.05, 1.0, "share of a fused-expert kernel's launch, timed alone, that is left in a step"),
+    Constant("request_us", 2e4, 1e3, 2e5, "what a request takes before it is scheduled: network, tokeniser, queues [us]"),
+    Constant("waiting_us", 300.0, 1.0, 5000.0, "what each running sequence adds to that [us]"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Constants of serving under one engine.
+
+    Attributes:
+        engine: its id. kernel_us, sequence_us, eager_us: of the engine. dispatch, request_us, waiting_us: shared by all.
+    """
+
+    engine: str
+    kernel_us: Any
+    sequence_us: Any
+    eager_us: Any
+    dispatch: Any
+    request_us: Any = 0.0
+    waiting_us: Any = 0.0
+
+    def request_seconds(self, running: Any) -> Any:
+        """What passes before a request is scheduled [s]."""
+        return (self.request_us + self.waiting_us * running) * MICROSECOND
+
+
+@dataclass(frozen=True)
+class Busy:
+    """What the kernels of a step take on their own, before any constant of serving; floats or arrays.
+
+    Attributes:
+        kernels: seconds. dispatch: seconds of expert kernels' launches, timed alone.
+        launches: kernels of the step. layers: of the model.
+    """
+
+    kernels: Any
+    dispatch: Any
+    launches: Any
+    layers: Any
+
+
+def step_seconds(busy: Busy, load: Load, c: Serving) -> Any:
+    """Seconds of one iteration: its kernels, their gaps, the host's share of each sequence; with prompts a floor."""
+    run = busy.kernels + busy.dispatch * c.dispatch
+    run = run + (busy.launches * c.kernel_us + load.sequences * c.sequence_us) * MICROSECOND
+    floor = where(load.prompt_tokens > 0, busy.layers * c.eager_us * MICROSECOND, 0.0)
+    return overlap(SIDE_BY_SIDE, run, floor)
+
+
+@cache
+def fitted() -> Mapping[str, Any]:
+    """The data file: package, date, split, rows, constants, what they were fitted to, and errors."""
+    return tomllib.loads(DATA.read_text(encoding="utf-8"))
+
+
+def serving_of(engine: str) -> Serving:
+    """Fitted constants of an engine. Raises UnsupportedModel where there are none."""
+    data = fitted()
+    if engine not in data["engine"]:
+        raise UnsupportedModel(f"no serving constants were fitted to {engine}; there are some of {', '.join(data['engine'])}")
+    own = data["engine"][engine]
+    names = (*(constant.name for constant in ENGINE_CONSTANTS), *(constant.name for constant in SHARED_CONSTANTS))
+    return Serving(engine, **{name: float(own.get(name, data["shared"].get(name))) for name in names})
+
+
+def error_of(engine: str, experts: bool, metric: str = "tpot") -> float | None:
+    """Mean absolute error on models that the fit has not seen, as a fraction; None where nothing is known."""
+    group = "moe" if experts else "dense"
+    for entry in fitted().get("error", ()):
+        if (entry["metric"], entry["engine"], entry["group"]) == (metric, engine, group):
+            return float(entry["mape"])
+    return None
+
+
+def outside(engine: str, gpu: str, ranks: int, layers: int, formats: set[str]) -> tuple[str, ...]:
+    """How a deployment leaves the range that the constants were fitted in: one sentence each, nothing where it does not."""
+    own = fitted()["engine"][engine]
+    said = []
+    if gpu not in own["gpus"]:
+        said.append(f"{gpu} is outside the calibrated range of {engine} ({', '.join(own['gpus'])})")
+    if ranks > own["most_ranks"]:
+        said.append(f"{ranks} GPUs are outside the calibrated range of {engine} (up to {own['most_ranks']})")
+    low, high = own["layers"]
+    if not low <= layers <= high:
+        said.append(f"{layers} layers are outside the calibrated range of {engine} ({low} to {high})")
+    if strange := sorted(formats - set(own["formats"])):
+        said.append(f"{', '.join(strange)} is outside the calibrated formats of {engine} ({', '.join(own['formats'])})")
+    return tuple(said)

@@ -1,0 +1,77 @@
+"""The data file of serving constants: written by ``roofline validate calibrate --serving``, the same to the bit each time."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from roofline.expected.serving import DATA, ENGINE_CONSTANTS, SHARED_CONSTANTS, fitted
+from roofline.validate.serving.fit import Fit
+from roofline.validate.serving.report import Score, data, everything, held_out, lines, refit
+from roofline.validate.serving.rows import FILE
+from roofline.validate.serving.runs import Runs
+from roofline.validate.silicon.source import PACKAGE, package_version
+
+HEAD = """\
+# Constants of whole servers, fitted to measured serving runs with the operators' constants held; `roofline validate
+# calibrate --serving` writes this file. What each constant is, its prior and its bounds: roofline/expected/serving.py.
+"""
+SPLIT = "fitted to all rows; errors are those of models that the fit had not seen"
+
+
+def _range(runs: Runs, engine: str) -> dict[str, Any]:
+    """What an engine's rows cover."""
+    from roofline.configs.load import load_model
+
+    part = runs.table[runs.table["engine"] == engine]
+    layers = sorted({len(load_model(name).layers) for name in part["name"]})
+    formats = {fmt for name, weights in zip(part["name"], part["weights"], strict=True) for fmt in _formats(name, weights)}
+    return {
+        "rows": len(part), "gpus": sorted(set(part["gpu"])), "most_ranks": int((part["tp"] * part["dp"]).max()),
+        "layers": [layers[0], layers[-1]], "formats": sorted(formats),
+    }  # fmt: skip
+
+
+def _formats(name: str, weights: str) -> set[str]:
+    from roofline.configs.load import load_model
+
+    stored = {fmt.name for fmt in load_model(name).params_by_format}
+    return {weights, "bf16"} if weights else stored
+
+
+def document(found: Fit, runs: Runs, errors: Sequence[Score], date: str) -> str:
+    """The file."""
+    parts = [HEAD, f'package = "{PACKAGE} {package_version()}, systems/{FILE}"', f'date = "{date}"', f'split = "{SPLIT}"']
+    parts += [f"rows = {len(runs)}", "", "[shared]"]
+    parts += [f"{constant.name} = {found.shared[constant.name]:g}" for constant in SHARED_CONSTANTS]
+    for engine, own in found.engines.items():
+        covered = _range(runs, engine)
+        parts += ["", f"[engine.{engine}]"]
+        parts += [f"{constant.name} = {own[constant.name]:g}" for constant in ENGINE_CONSTANTS]
+        parts += [f"{name} = {json.dumps(value)}" for name, value in covered.items()]
+    for score in errors:
+        group = {None: "dense", "moe": "moe"}[score.model]
+        parts += ["", "[[error]]", f'metric = "{score.metric}"', f'engine = "{score.engine}"', f'group = "{group}"']
+        parts += [f"mape = {score.mape:.3f}", f"rows = {score.n}"]
+    return "\n".join(parts) + "\n"
+
+
+def calibrate(target: Path = DATA) -> tuple[Fit, bool]:
+    """(constants, whether the file changed). The date stays where nothing else changes."""
+    found = data()
+    runs = found.fitted
+    whole = everything(runs)
+    constants = refit(runs, whole)
+    expected = held_out(runs, "name", everything)[0]
+    every = lines("tpot", "unseen_model", runs, expected, found.rows, whole)
+    errors = [score for score in every if score.engine and score.model in (None, "moe")]
+    before = target.read_text(encoding="utf-8") if target.is_file() else ""
+    if before and before == document(constants, runs, errors, tomllib.loads(before)["date"]):
+        return constants, False
+    target.write_text(document(constants, runs, errors, datetime.date.today().isoformat()), encoding="utf-8")
+    fitted.cache_clear()
+    return constants, True
