@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from roofline.errors import InputError
+from roofline.errors import InputError, UnsupportedModel
 from roofline.inference import Deployment
 from roofline.serving.sums import Stage, stage_of
 
@@ -133,4 +133,14 @@ def step_times(
 
     ``notes`` of the result says which, and why.
     """
-    return BoundSteps(deployment, shortest=shortest, longest=longest)
+    reason = "" if engine is not None else "no engine was named"
+    if engine is not None:
+        from roofline.serving.calibrated import ExpectedSteps
+
+        try:
+            return ExpectedSteps(deployment, engine.id)
+        except UnsupportedModel as error:
+            reason = str(error)
+    bound = BoundSteps(deployment, shortest=shortest, longest=longest)
+    bound.notes = (*bound.notes, f"not calibrated: {reason}")
+    return bound

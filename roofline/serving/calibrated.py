@@ -1,0 +1,164 @@
+"""Expected times of an engine's iterations: calibrated kernels, and the constants fitted to whole servers.
+
+``ExpectedSteps`` answers what ``BoundSteps`` answers. What depends on a number of rows alone (matrix multiplications,
+experts, collectives, passes) is remembered by that number; attention is evaluated for each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from roofline.expected.arithmetic import maximum
+from roofline.expected.kernels import kernels_of
+from roofline.expected.load import Load
+from roofline.expected.operators import LOAD, ROWS, Operator, operators
+from roofline.expected.serving import Busy, Serving, error_of, outside, serving_of, step_seconds
+from roofline.inference import Deployment
+from roofline.model import Model
+
+if TYPE_CHECKING:
+    import numpy
+
+    from roofline.serving.steps import StepShape
+
+FEW = 64
+"""Numbers of rows that are evaluated one by one; from then on a block of them at once."""
+BLOCK = 512
+KEEP = 1 << 20
+"""Numbers of rows beyond which nothing is remembered."""
+
+
+class ByRows:
+    """Seconds of all operators that look at one number of rows, by that number."""
+
+    def __init__(self, over: str, found: list[Operator]) -> None:
+        self._operators, self._prompts = found, over == "prompts"
+        self._known: dict[float, tuple[float, float]] = {}
+
+    def _load(self, rows: Any) -> Load:
+        """A step of that many rows: whichever number of rows an operator looks at, it is this one."""
+        nothing = 0.0 * rows
+        return Load(nothing, nothing, 1.0 + nothing, rows) if self._prompts else Load(rows, nothing)
+
+    def _sums(self, rows: Any) -> tuple[Any, Any]:
+        load, kernels, dispatch = self._load(rows), 0.0, 0.0
+        for operator in self._operators:
+            seconds = operator.count * operator.seconds(load)
+            if operator.kind == "dispatch":
+                dispatch = dispatch + seconds
+            else:
+                kernels = kernels + seconds
+        return kernels, dispatch
+
+    def at(self, rows: float) -> tuple[float, float]:
+        """(seconds, seconds of expert launches) of that many rows."""
+        if not self._operators or rows <= 0:
+            return 0.0, 0.0
+        if rows not in self._known:
+            if len(self._known) < FEW or rows != int(rows) or rows >= KEEP:
+                self._known[rows] = self._sums(float(rows))
+            else:
+                self._fill(int(rows) // BLOCK * BLOCK)
+        return self._known[rows]
+
+    def _fill(self, start: int) -> None:
+        import numpy
+
+        numbers = numpy.arange(max(start, 1), start + BLOCK, dtype=numpy.float64)
+        kernels, dispatch = self._sums(numbers)
+        pairs = zip(numbers.tolist(), kernels.tolist(), numpy.broadcast_to(dispatch, numbers.shape).tolist(), strict=True)
+        for rows, *sums in pairs:
+            self._known.setdefault(rows, (sums[0], sums[1]))
+
+
+class Stage:
+    """The kernels of one pipeline stage's rank."""
+
+    def __init__(self, model: Model, found: list[Operator]) -> None:
+        self._rows: Mapping[str, ByRows] = {over: ByRows(over, [o for o in found if o.over == over]) for over in ROWS}
+        self._other = [operator for operator in found if operator.over == LOAD]
+        self.launches = float(sum(operator.count * operator.launches for operator in found))
+        self.layers = float(len(model.layers))
+
+    def busy(self, load: Load) -> Busy:
+        """Kernels of a step; ``load.context`` may be an array, the rest is numbers."""
+        kernels: Any = 0.0
+        dispatch = 0.0
+        for over, known in self._rows.items():
+            sums = known.at(ROWS[over](load))
+            kernels, dispatch = kernels + sums[0], dispatch + sums[1]
+        for operator in self._other:
+            kernels = kernels + operator.count * operator.seconds(load)
+        return Busy(kernels, dispatch, self.launches, self.layers)
+
+
+class ExpectedSteps:
+    """Calibrated times of a deployment's iterations under an engine.
+
+    Args:
+        deployment: on one device or a mesh; a step is one of its data-parallel replicas.
+        engine: id of an engine that constants were fitted to.
+
+    Attributes:
+        error: mean absolute error per token on models that the fit had not seen, as a fraction.
+
+    Raises UnsupportedModel naming a component or kernel without constants, or an engine without them.
+    """
+
+    provenance = "calibrated"
+
+    def __init__(self, deployment: Deployment, engine: str) -> None:
+        self.constants: Serving = serving_of(engine)
+        model, accelerator = deployment.model, deployment.accelerator
+        ranks, mesh = getattr(deployment, "ranks", None), getattr(deployment, "mesh", None)
+        stages = (model,) if ranks is None else ranks.stages
+        kernels = kernels_of(engine, accelerator, model.family)
+        self._stages = [Stage(stage, operators(stage, kernels)) for stage in stages]
+        self._turns = 1 if mesh is None else mesh.microbatches or mesh.pp
+        experts = any(part.kind == "grouped_linear" for _, part in model.counted)
+        formats = {fmt.name for fmt in model.params_by_format}
+        number = 1 if mesh is None else mesh.ranks
+        self.error = error_of(engine, experts)
+        said = outside(engine, accelerator.id, number, len(model.layers), formats)
+        if len(stages) > 1:
+            said = (*said, f"pipeline stages are outside the calibrated range of {engine}")
+        mean = "" if self.error is None else f"; mean error on models it has not seen {100 * self.error:.0f} % per token"
+        self.notes: tuple[str, ...] = (f"step times are calibrated to {engine} servers{mean}", *said)
+        self.calibrated_range = not said
+
+    def request_seconds(self, running: float) -> float:
+        """What passes between a request's arrival and its scheduling [s]."""
+        return float(self.constants.request_seconds(running))
+
+    def _load(self, shape: StepShape, turns: int = 1) -> Load:
+        decodes, chunks = shape.decodes / turns, shape.prefills / turns
+        chunk = shape.prefill_tokens / shape.prefills if shape.prefills else 0.0
+        pairs = shape.prefill_pairs / shape.prefills if shape.prefills else 0.0
+        behind = max(0.0, (pairs - chunk * (chunk + 1.0) / 2.0) / chunk) if chunk else 0.0
+        context = shape.decode_context / shape.decodes if shape.decodes else 0.0
+        return Load(decodes, context, chunks, chunk, behind, 1.0 + shape.drafted)
+
+    def seconds(self, shape: StepShape) -> float:
+        """Seconds of one step."""
+        turns = max(1, min(shape.decodes + shape.prefills, self._turns)) if len(self._stages) > 1 else 1
+        return float(self._over_stages(self._load(shape, turns), turns))
+
+    def _over_stages(self, load: Load, turns: int) -> Any:
+        """One way through all stages, or as many turns of the slowest as there are microbatches."""
+        each = [step_seconds(stage.busy(load), load, self.constants) for stage in self._stages]
+        if len(each) == 1:
+            return each[0]
+        slowest = each[0]
+        for one in each[1:]:
+            slowest = maximum(slowest, one)
+        return maximum(sum(each), turns * slowest)
+
+    def decode_run(self, decodes: int, context: int, steps: int) -> numpy.ndarray[Any, Any]:
+        """Seconds of ``steps`` successive decode-only steps; the context grows by ``decodes`` with each."""
+        import numpy
+
+        contexts = context / decodes + numpy.arange(steps, dtype=numpy.float64)
+        turns = max(1, min(decodes, self._turns)) if len(self._stages) > 1 else 1
+        seconds = self._over_stages(Load(decodes / turns, contexts), turns)
+        return numpy.broadcast_to(seconds, (steps,)).astype(numpy.float64)
