@@ -16,6 +16,7 @@ COMMANDS = {
     "what-if": "Time, throughput and memory of a model on a GPU, over any batch, context and edit.",
     "explain": "One step kernel by kernel: FLOPs, bytes, intensity, time, what binds.",
     "fit": "The largest batch and context that fit, and by how much the next one misses.",
+    "simulate": "A server under a load, request by request: TTFT, TPOT, throughput, goodput, cache, a trace.",
     "paging": "Where a cache's memory goes: contiguous, power-of-two and paged allocation, sharing of blocks.",
     "speculate": "Speculative decoding: speed-up by draft length, the best one by batch, where it stops paying.",
     "compare": "Models side by side: parameters, state, FLOPs by part, intensity, largest batch, tokens per second.",

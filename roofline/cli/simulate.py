@@ -1,0 +1,401 @@
+"""``roofline simulate``: a server under a load, request by request and step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roofline.cli.bundles import bundled
+from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
+from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
+from roofline.cli.options import Fraction, Gpu, Model, accelerators
+from roofline.cli.output import OUTPUT, Cells, Output
+from roofline.cli.traffic_options import TRAFFIC_OPTIONS, Load, Traffic, number, seconds, whole
+from roofline.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from roofline.accelerator import Accelerator
+    from roofline.allocation import Settings
+    from roofline.cli.points import Variant
+    from roofline.engines.profile import Profile
+    from roofline.inference import Deployment
+    from roofline.parallel.mesh import Mesh
+    from roofline.serving.metrics import Objective, Result
+    from roofline.serving.server import Options, Server
+
+MOST_RUNS = 10_000
+NOT_MODELLED = ("tokenisation and the network to the client", "failures and restarts", "host work beyond --step-overhead")
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One simulation; everything in it travels to another process."""
+
+    variant: Variant
+    accelerator: Accelerator
+    mesh: Mesh | None
+    engine: Profile | None
+    settings: Settings
+    fraction: Any
+    options: Options
+    draft: tuple[int, float, float | None, Any] | None
+    traffic: Traffic
+    load: Load
+    objective: Objective
+
+    def deployment(self) -> Deployment:
+        """What serves."""
+        from fractions import Fraction as Share
+
+        share = Share(1) if self.engine or self.fraction is None else self.fraction
+        if self.mesh is None:
+            from roofline.inference import Deployment
+
+            return Deployment(self.variant.model, self.accelerator, memory_fraction=share)
+        from roofline.sharded import ShardedDeployment
+
+        return ShardedDeployment(self.variant.model, self.accelerator, memory_fraction=share, mesh=self.mesh)
+
+    def server(self) -> tuple[Server, Any]:
+        """(server, workload) of this simulation."""
+        from roofline.serving.server import make_server
+
+        longest = self.settings.max_model_len or self.variant.model.max_context
+        workload = self.traffic.workload(self.load, longest)
+        options = replace(self.options, draft=self._speculation())
+        return make_server(self.deployment(), workload, engine=self.engine, settings=self.settings, options=options), workload
+
+    def _speculation(self) -> Any:
+        if self.draft is None:
+            return None
+        from roofline.inference import Deployment
+        from roofline.serving.replica import Speculation
+        from roofline.serving.steps import BoundSteps
+
+        drafted, alpha, cost, model = self.draft
+        if model is None:
+            return Speculation(drafted, alpha, None, cost or 0.0)
+        return Speculation(drafted, alpha, BoundSteps(Deployment(model, self.accelerator)))
+
+
+def run(job: Job) -> Record:
+    """The record of one simulation."""
+    server, workload = job.server()
+    return _record(job, server, _result(job, server, workload))
+
+
+def _result(job: Job, server: Server, workload: Any) -> Result:
+    from roofline.serving.metrics import Result
+
+    return Result(server.serve(workload), job.objective, server.gpus, server.times.provenance)
+
+
+def _record(job: Job, server: Server, result: Result) -> Record:
+    cache, policy, traffic = server.cache, server.policy, job.traffic
+    refused = len(result.outcome.refused)
+    assumes = [*server.notes, *result.outcome.workload.assumes, *server.deployment.model.assumes]
+    if job.mesh is not None and job.mesh.dp > 1:
+        assumes.append(f"{job.mesh.dp} data-parallel replicas step on their own")
+    if refused:
+        assumes.append(f"{refused:,} requests are refused: longer than the cache, or than max-model-len")
+    return {
+        "schema": 1,
+        "model": job.variant.model.name,
+        "variant": job.variant.kind,
+        "edits": list(job.variant.flags),
+        "gpu": job.accelerator.id,
+        "gpus": server.gpus,
+        "mesh": job.mesh.flags if job.mesh else "",
+        "replicas": job.options.replicas,
+        "prefill_replicas": job.options.prefill_replicas,
+        "engine": job.engine.id if job.engine else None,
+        "engine_since": job.engine.since if job.engine else None,
+        "scheduler": policy.scheduler,
+        "max_num_seqs": policy.sequences,
+        "max_num_batched_tokens": policy.batched_tokens,
+        "max_model_len": cache.longest,
+        "block_tokens": cache.block,
+        "kv_blocks": cache.blocks,
+        "kv_tokens": None if cache.blocks is None else cache.blocks * cache.block,
+        "kv_capacity_from": cache.source,
+        "preemption": policy.preemption,
+        "prefix_cache": job.options.prefix_cache,
+        "draft_tokens": job.draft[0] if job.draft else 0,
+        "acceptance": job.draft[1] if job.draft else None,
+        "rate_request_per_s": job.load.rate,
+        "concurrency": job.load.concurrency,
+        "trace": traffic.trace,
+        "seed": traffic.seed,
+        "percentile": job.objective.percentile,
+        **result.to_dict(),
+        "provenance": server.times.provenance,
+        "assumes": assumes,
+        "not_modelled": list(NOT_MODELLED),
+    }
+
+
+def _cells(records: Sequence[Record], loads: Sequence[str]) -> Cells:
+    from roofline.units import latency
+
+    several = any(r["edits"] for r in records)
+    headers = [
+        *(["variant"] if several else []), "gpu", "load", "done", "TTFT\nmean", "TTFT\np99", "TPOT\nmean", "ITL\np99", "E2E\np99",
+        "output\ntok/s", "tok/s\nper GPU", "decode\nbatch", "busy\n%", "cache\npeak %", "pre-\nempted", "good\n%",
+    ]  # fmt: skip
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f}"
+
+    def time(value: float | None) -> str:
+        return "-" if value is None else latency(value)
+
+    def count(value: float | None) -> str:
+        return "-" if value is None else f"{value:,.1f}"
+
+    rows = [
+        [
+            *([" ".join(r["edits"]) or "base"] if several else []),
+            f"{r['gpus']} x {r['gpu']}" if r["gpus"] > 1 else r["gpu"], load, f"{r['completed']:,}", time(r["ttft_mean_s"]),
+            time(r["ttft_p99_s"]), time(r["tpot_mean_s"]), time(r["itl_p99_s"]), time(r["e2e_p99_s"]),
+            count(r["output_tok_per_s"]), count(r["output_tok_per_s_per_gpu"]), count(r["mean_decode_batch"]),
+            share(r["utilisation"]), share(r["kv_occupancy_peak"]), f"{r['preemptions']:,}", share(r["good_share"]),
+        ]
+        for r, load in zip(records, loads, strict=True)
+    ]  # fmt: skip
+    return headers, rows
+
+
+def _verdicts(records: Sequence[Record], loads: Sequence[str], out: Output) -> Iterator[str]:
+    for r, load in zip(records, loads, strict=True):
+        where = f"{r['mesh'] + ' on ' if r['mesh'] else ''}{r['gpu']} at {load}"
+        if r["meets_objective"]:
+            yield f"{where}: {out.paint('meets', 'green')} the objective"
+        elif r["misses"]:
+            yield f"{where}: {out.paint('misses', 'red')} the objective: {'; '.join(r['misses'])}"
+        if r["refused"]:
+            yield f"{where}: {r['refused']:,} of {r['requests']:,} requests are refused: longer than the cache or max-model-len"
+
+
+def _draft(tokens: str | None, acceptance: str | None, cost: str | None, model: str | None) -> Any:
+    if tokens is None:
+        given = next((f for f, v in (("acceptance", acceptance), ("draft-cost", cost), ("draft", model)) if v is not None), None)
+        if given:
+            raise InputError(f"{given}: it belongs to speculative decoding; say how many tokens are drafted: --draft-tokens 3")
+        return None
+    if acceptance is None:
+        raise InputError("acceptance: say how likely a drafted token is accepted, as in --acceptance 0.7")
+    if (cost is None) == (model is None):
+        raise InputError(
+            "draft: give a draft model (--draft), or its step's time over the target's (--draft-cost 0.05), not both"
+        )
+    loaded = None
+    if model is not None:
+        from roofline.configs.load import load_model
+
+        loaded = load_model(model)
+    share = None if cost is None else number(cost, "draft-cost", 0, 1000)
+    return whole(tokens, "draft-tokens", 1, 64), number(acceptance, "acceptance", 0, 1), share, loaded
+
+
+def _parts(text: str | None, replicas: str | None) -> tuple[int, int]:
+    """(replicas that decode or do all, replicas that only prefill)."""
+    if text is None:
+        return (whole(replicas, "replicas", 1, 1024) if replicas else 1), 0
+    if replicas:
+        raise InputError("replicas: --disaggregate says how many replicas there are; give one of them")
+    before, colon, after = text.partition(":")
+    if not colon:
+        raise InputError(f"disaggregate: {text!r} is not a split; write prefill and decode replicas, as in 1:2")
+    return whole(after, "disaggregate", 1, 1023), whole(before, "disaggregate", 1, 1023)
+
+
+def _link(text: str | None, disaggregated: bool) -> str | float | None:
+    if text is None:
+        return None
+    if not disaggregated:
+        raise InputError("link: it carries caches between prefill and decode; give --disaggregate 1:1")
+    if text[:1].isdigit():
+        from roofline.units import parse_quantity
+
+        rate = float(parse_quantity(text, "bytes/s", "link", "GB/s"))
+        if rate <= 0:
+            raise InputError(f"link: {text!r} is out of range; give a bandwidth above 0")
+        return rate
+    return text
+
+
+def _settings(fraction: list[str] | None, given: dict[str, str | None]) -> Any:
+    from roofline.allocation import Settings
+    from roofline.cli import sweeps
+
+    sizes = {name: whole(text, field) for name, field, text in (
+        ("max_model_len", "max-model-len", given["max_model_len"]),
+        ("batched_tokens", "max-num-batched-tokens", given["batched"]),
+        ("sequences", "max-num-seqs", given["sequences"]), ("page_tokens", "block-size", given["block"]),
+    ) if text is not None}  # fmt: skip
+    shares = sweeps.fractions(fraction, "memory-fraction") if fraction else [None]
+    if len(shares) > 1:
+        raise InputError("memory-fraction: simulate answers for one value")
+    return Settings(memory_fraction=shares[0], **sizes)
+
+
+Text = str | None
+
+
+@bundled(traffic=TRAFFIC_OPTIONS, edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, out=OUTPUT)
+def simulate(
+    model: Model,
+    gpu: Gpu = None,
+    engine: Annotated[
+        Text, typer.Option("--engine", metavar="NAME", help="vllm, sglang, trtllm or llamacpp: cache and defaults.")
+    ] = None,
+    engine_version: Annotated[Text, typer.Option("--engine-version", metavar="X.Y", help="[default: the newest known]")] = None,
+    scheduler: Annotated[
+        Text, typer.Option("--scheduler", metavar="NAME", help="chunked, continuous, prefill-first, priority or static.")
+    ] = None,
+    max_num_seqs: Annotated[Text, typer.Option("--max-num-seqs", metavar="N", help="Sequences of a step.")] = None,
+    max_num_batched_tokens: Annotated[
+        Text, typer.Option("--max-num-batched-tokens", metavar="N", help="Token budget of a step.")
+    ] = None,
+    max_model_len: Annotated[Text, typer.Option("--max-model-len", metavar="N", help="Longest request.")] = None,
+    block_size: Annotated[Text, typer.Option("--block-size", metavar="N", help="Tokens of a block of cache.")] = None,
+    memory_fraction: Fraction = None,
+    allocation: Annotated[
+        Text, typer.Option("--allocation", metavar="NAME", help="paged, oracle, power-of-two or contiguous regions.")
+    ] = None,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-caching", help="Keep prefixes of past requests for later ones.")
+    ] = False,
+    preemption: Annotated[
+        str, typer.Option("--preemption", metavar="NAME", help="recompute, or swap to the host.")
+    ] = "recompute",
+    draft_tokens: Annotated[
+        Text, typer.Option("--draft-tokens", metavar="N", help="Speculative decoding: tokens drafted a step.")
+    ] = None,
+    acceptance: Annotated[Text, typer.Option("--acceptance", metavar="A", help="How likely a drafted token is accepted.")] = None,
+    draft_cost: Annotated[
+        Text, typer.Option("--draft-cost", metavar="C", help="A draft step's time over a decode step's.")
+    ] = None,
+    draft: Annotated[Text, typer.Option("--draft", metavar="MODEL", help="The draft model, instead of --draft-cost.")] = None,
+    replicas: Annotated[Text, typer.Option("--replicas", metavar="N", help="Copies of the deployment side by side.")] = None,
+    disaggregate: Annotated[
+        Text, typer.Option("--disaggregate", metavar="P:D", help="P copies prefill, D decode; caches travel over --link.")
+    ] = None,
+    link: Annotated[
+        Text, typer.Option("--link", metavar="NAME|RATE", help="A link of the GPU's file, or 50GB/s per GPU.  [default: network]")
+    ] = None,
+    step_overhead: Annotated[
+        Text, typer.Option("--step-overhead", metavar="TIME", help="Host time per step that nothing hides.")
+    ] = None,
+    ttft: Annotated[Text, typer.Option("--ttft", metavar="TIME", help="Objective: time to first token, as in 1s.")] = None,
+    tpot: Annotated[
+        Text, typer.Option("--tpot", metavar="TIME", help="Objective: mean time per output token, as in 40ms.")
+    ] = None,
+    percentile: Annotated[str, typer.Option("--percentile", metavar="P", help="Of TTFT, for the objective.")] = "99",
+    tpot_percentile: Annotated[
+        Text, typer.Option("--tpot-percentile", metavar="P", help="Of TPOT, for the objective, instead of its mean.")
+    ] = None,
+    perfetto: Annotated[Text, typer.Option("--perfetto", metavar="FILE", help="Writes a trace for ui.perfetto.dev.")] = None,
+    timeline: Annotated[Text, typer.Option("--timeline", metavar="FILE", help="Writes every request's times as CSV.")] = None,
+    jobs: Annotated[str, typer.Option("--jobs", metavar="N", help="Processes for several simulations, -1 for all cores.")] = "1",
+    cluster: Annotated[
+        Text, typer.Option("--cluster", metavar="ADDRESS", help="A dask scheduler for several simulations.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 when an objective is missed.")] = False,
+    *,
+    traffic: Traffic,
+    edits: Chosen,
+    meshes: Meshes,
+    out: Output,
+) -> int:
+    """A server under a load, request by request and step by step: TTFT, TPOT, ITL, throughput, goodput, cache.
+
+    Lists of rates, users, GPUs, meshes and edits give a simulation for each combination.
+
+    roofline simulate llama-3-8b --gpu h100-sxm --rate 4,8,16 --isl 1024 --osl 256 --ttft 1s --tpot 40ms
+    """
+    from roofline.cli.points import variants
+    from roofline.configs.load import load_model
+    from roofline.fanout import spread
+    from roofline.serving.metrics import Objective
+    from roofline.serving.server import Options
+
+    objective = Objective(
+        seconds(ttft, "ttft") if ttft else None, seconds(tpot, "tpot") if tpot else None,
+        number(percentile, "percentile", 0, 100),
+        number(tpot_percentile, "tpot-percentile", 0, 100) if tpot_percentile else None,
+    )  # fmt: skip
+    several, only_prefill = _parts(disaggregate, replicas)
+    if allocation is not None:
+        from roofline.errors import suggest
+        from roofline.paging import POLICIES
+
+        if allocation not in POLICIES:
+            raise InputError(f"allocation: unknown {allocation!r}.{suggest(allocation, POLICIES)} Known: {', '.join(POLICIES)}")
+    options = Options(
+        scheduler, preemption, allocation, prefix_cache, several, only_prefill, _link(link, bool(only_prefill)), None,
+        seconds(step_overhead, "step-overhead", zero=True) if step_overhead else 0.0, perfetto is not None, traffic.seed,
+    )  # fmt: skip
+    settings = _settings(
+        memory_fraction,
+        {"max_model_len": max_model_len, "batched": max_num_batched_tokens, "sequences": max_num_seqs, "block": block_size},
+    )
+    profile = None
+    if engine is not None:
+        from roofline.engines.profile import load_engine
+
+        profile = load_engine(engine, engine_version)
+    elif engine_version is not None:
+        raise InputError("engine-version: it belongs to an engine; name it, as in --engine vllm")
+    drafting = _draft(draft_tokens, acceptance, draft_cost, draft)
+    work = [
+        Job(variant, accelerator, mesh, profile, settings, settings.memory_fraction, options, drafting, traffic, load, objective)
+        for variant in variants(load_model(model), edits)
+        for accelerator in accelerators(gpu)
+        for mesh in meshes.all()
+        for load in traffic.loads
+    ]
+    if len(work) > MOST_RUNS:
+        raise InputError(f"simulate: {len(work):,} simulations are more than {MOST_RUNS:,}; ask for fewer combinations")
+    loads = [job.load.words for job in work]
+    if perfetto or timeline:
+        if len(work) > 1:
+            raise InputError(
+                f"{'perfetto' if perfetto else 'timeline'}: it shows one simulation, and {len(work):,} were asked for"
+            )
+        records = [_written(work[0], perfetto, timeline)]
+    else:
+        records = spread(run, work, jobs=_jobs(jobs), cluster=cluster)
+    out.note(*_verdicts(records, loads, out), "")
+    out.records(records, lambda: _cells(records, loads))
+    out.note("", *(f"assumes: {line}" for line in dict.fromkeys(line for r in records for line in r["assumes"])))
+    out.note(f"not modelled: {', '.join(NOT_MODELLED)}")
+    return 1 if check and any(r["misses"] for r in records) else 0
+
+
+def _jobs(text: str) -> int:
+    return -1 if text.strip() == "-1" else whole(text, "jobs", 1, 4096)
+
+
+def _written(job: Job, perfetto: str | None, timeline: str | None) -> Record:
+    """The record of a simulation whose events and requests are written to files."""
+    server, workload = job.server()
+    result = _result(job, server, workload)
+    if perfetto:
+        from roofline.serving.perfetto import write
+
+        write(result.outcome, perfetto)
+    if timeline:
+        try:
+            result.to_frame().to_csv(timeline, index_label="request")
+        except OSError as error:
+            raise InputError(
+                f"timeline: {timeline}: {error.strerror or error}; give the path of a file that can be written"
+            ) from None
+    return _record(job, server, result)

@@ -1,0 +1,247 @@
+"""A server as it is started: how much cache it has, how it schedules, how many replicas stand side by side.
+
+The cache is what an engine's profile says that it allocates, or, without an engine, what the maths leaves beside weights
+and the workspace of one step; the two are labelled. All that is filled in is listed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from roofline.errors import InputError
+from roofline.inference import Deployment
+from roofline.serving.cluster import Cluster, Link, Outcome
+from roofline.serving.policies import OF_ENGINE, Policy
+from roofline.serving.pool import Cached, Counted
+from roofline.serving.replica import Replica, Speculation, Swap
+from roofline.serving.steps import StepTimes, step_times
+from roofline.serving.workload import Workload
+from roofline.units import capacity
+
+if TYPE_CHECKING:
+    from roofline.allocation import Settings
+    from roofline.engines.profile import Profile
+
+BLOCK = 16
+SEQUENCES, BATCHED = 256, 8192
+FROM_ENGINE, FROM_MATHS = "engine", "maths"
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A replica's cache.
+
+    Attributes:
+        blocks: None where the model's state does not grow. block: tokens. longest: longest request, None for no limit.
+        source: "engine" or "maths". note: how it comes about.
+        sequences, batched_tokens: defaults of the engine for its policy.
+    """
+
+    blocks: int | None
+    block: int
+    longest: int | None
+    source: str
+    note: str
+    sequences: int = SEQUENCES
+    batched_tokens: int = BATCHED
+
+
+def engine_cache(deployment: Deployment, engine: Profile, settings: Settings) -> Cache:
+    """The cache that an engine allocates. Raises InputError where it does not start."""
+    from roofline.allocation import allocate
+    from roofline.parallel.mesh import Mesh
+
+    mesh = getattr(deployment, "mesh", None) or Mesh()
+    found = allocate(deployment.model, deployment.accelerator, mesh, engine, settings, getattr(deployment, "ranks", None))
+    filled = found.settings
+    if not found.fits:
+        raise InputError(
+            f"memory: {engine.id} does not start: {deployment.model.name} leaves {capacity(found.pool.best)} for a cache on "
+            f"{deployment.accelerator.id}, and one request of {filled.max_model_len:,} tokens takes "
+            f"{capacity(found.request_bytes)}; lower --max-model-len, or see roofline fit --engine {engine.id}"
+        )
+    assert filled.sequences is not None
+    assert filled.batched_tokens is not None
+    tokens = found.tokens(found.pool.best)
+    pages = found.layout
+    if pages is None or tokens is None:
+        return Cache(None, BLOCK, filled.max_model_len, FROM_ENGINE, "the state does not grow with the text",
+                     filled.sequences, filled.batched_tokens)  # fmt: skip
+    note = f"{tokens:,} tokens of cache, as {engine.name} {engine.since} allocates them"
+    return Cache(
+        tokens // pages.page_tokens, pages.page_tokens, filled.max_model_len, FROM_ENGINE, note, filled.sequences,
+        filled.batched_tokens,
+    )  # fmt: skip
+
+
+def maths_cache(deployment: Deployment, settings: Settings, length: int) -> Cache:
+    """The cache that weights and the workspace of one step leave; a token takes what it does at ``length`` on average."""
+    batched = settings.batched_tokens or BATCHED
+    mesh = getattr(deployment, "mesh", None)
+    dp = 1 if mesh is None else mesh.dp
+    step = deployment.decode(dp, length).memory
+    workspace = deployment.prefill(dp, batched).memory.workspace_bytes
+    room = step.capacity_bytes - step.weight_bytes - workspace
+    block = settings.page_tokens or BLOCK
+    longest = settings.max_model_len or deployment.model.max_context
+    if room <= 0:
+        raise InputError(
+            f"memory: {deployment.model.name} does not fit on {deployment.accelerator.id}: weights and workspace are "
+            f"{capacity(-room)} too large per GPU; more GPUs (--tp), or fewer bytes per weight"
+        )
+    sequences = settings.sequences or SEQUENCES
+    if not step.kv_bytes:
+        return Cache(None, block, longest, FROM_MATHS, "the model keeps no state", sequences, batched)
+    tokens = int(room * Fraction(length) / Fraction(step.kv_bytes))
+    note = f"{tokens:,} tokens of cache, what weights and one kernel's workspace leave; no engine's overhead"
+    return Cache(tokens // block, block, longest, FROM_MATHS, note, sequences, batched)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a server is started, beside the engine's settings.
+
+    Attributes:
+        scheduler: None for the engine's. preemption, allocation: see ``policies`` and ``pool``.
+        prefix_cache: whether prefixes are kept. replicas: side by side. prefill_replicas: with them, replicas only decode.
+        link: name of the accelerator's link that carries caches, or bytes per second. draft: speculation, None for none.
+        overhead_s: of the host per step. record: keep a log.
+    """
+
+    scheduler: str | None = None
+    preemption: str = "recompute"
+    allocation: str | None = None
+    prefix_cache: bool = False
+    replicas: int = 1
+    prefill_replicas: int = 0
+    link: str | float | None = None
+    draft: Speculation | None = None
+    overhead_s: float = 0.0
+    record: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that is ready to serve; ``serve`` starts it anew for each workload.
+
+    Attributes:
+        deployment: one replica group: a model on a device or a mesh. cache, policy, times: of each replica.
+    """
+
+    deployment: Deployment
+    cache: Cache
+    policy: Policy
+    times: StepTimes
+    options: Options = Options()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def parallel(self) -> int:
+        """Replicas inside one mesh: its data-parallel groups."""
+        mesh = getattr(self.deployment, "mesh", None)
+        return 1 if mesh is None else int(mesh.dp)
+
+    @property
+    def gpus(self) -> int:
+        """Of all replicas together."""
+        mesh = getattr(self.deployment, "mesh", None)
+        each = 1 if mesh is None else int(mesh.ranks)
+        return each * (self.options.replicas + self.options.prefill_replicas)
+
+    def _pool(self) -> Counted | Cached:
+        cache, options = self.cache, self.options
+        allocation = options.allocation or ("oracle" if self.policy.scheduler == "static" else "paged")
+        if not options.prefix_cache:
+            return Counted(cache.blocks, cache.block, allocation, cache.longest)
+        if allocation != "paged":
+            raise InputError(f"prefix-cache: prefixes are shared by blocks, so allocation must be paged, not {allocation}")
+        if cache.blocks is None:
+            raise InputError("prefix-cache: the model keeps no state that grows with the text")
+        return Cached(cache.blocks, cache.block, cache.longest)
+
+    @property
+    def _token_bytes(self) -> float:
+        """Bytes that one more token adds to a cache on one GPU."""
+        mesh = getattr(self.deployment, "mesh", None)
+        ranks = 1 if mesh is None else mesh.tp * mesh.pp
+        model, block = self.deployment.model, self.cache.block
+        return float(model.state_bytes(block) - model.state_bytes(0)) / block / ranks
+
+    def _link_rate(self, name: str) -> float:
+        from roofline.timing import link_rate
+
+        return float(link_rate(self.deployment.accelerator, name))
+
+    def _replica(self, number: int, name: str, prefill_only: bool = False) -> Replica:
+        swap = None
+        if self.policy.preemption == "swap":
+            swap = Swap(self._token_bytes, self._link_rate("pcie"))
+        return Replica(
+            self.times, self.policy, self._pool(), name=f"{name} {number}", speculation=self.options.draft, swap=swap,
+            seed=self.options.seed + number, prefill_only=prefill_only, record=self.options.record,
+        )  # fmt: skip
+
+    def cluster(self) -> Cluster:
+        """Its replicas, all of them empty."""
+        each, options = self.parallel, self.options
+        if not options.prefill_replicas:
+            return Cluster([self._replica(i, "replica") for i in range(each * options.replicas)])
+        prefill = [self._replica(i, "prefill", True) for i in range(each * options.prefill_replicas)]
+        decode = [self._replica(i, "decode") for i in range(each * options.replicas)]
+        given = options.link if options.link is not None else "network"
+        rate = self._link_rate(given) if isinstance(given, str) else float(given)
+        mesh = getattr(self.deployment, "mesh", None)
+        ranks = 1 if mesh is None else mesh.tp * mesh.pp
+        return Cluster(prefill, decode, Link(rate, _PerRank(self.deployment.model, ranks)))
+
+    def serve(self, workload: Workload) -> Outcome:
+        """Serves a workload to its end."""
+        return self.cluster().serve(workload)
+
+
+@dataclass(frozen=True)
+class _PerRank:
+    """Bytes that each rank sends of a cache; all ranks send at once."""
+
+    model: Any
+    ranks: int
+
+    def __call__(self, tokens: int) -> float:
+        return float(self.model.state_bytes(tokens)) / self.ranks
+
+
+def make_server(
+    deployment: Deployment, workload: Workload, *, engine: Profile | None = None, settings: Settings | None = None,
+    options: Options | None = None,
+) -> Server:  # fmt: skip
+    """A server for a workload: the cache by the engine or the maths, the policy by options, engine and defaults.
+
+    Raises InputError where the model does not fit or settings contradict each other.
+    """
+    from roofline.allocation import Settings
+
+    settings, options = settings or Settings(), options or Options()
+    totals = workload.prompt + workload.output
+    for value, name in ((options.replicas, "replicas"), (options.prefill_replicas + 1, "prefill replicas")):
+        if not 1 <= value <= 1024:
+            raise InputError(f"{name}: {value} is out of range; give up to 1024")
+    longest, mean = int(totals.max()), max(1, int(totals.mean()))
+    cache = engine_cache(deployment, engine, settings) if engine else maths_cache(deployment, settings, mean)
+    scheduler = options.scheduler or (OF_ENGINE[engine.id] if engine else "chunked")
+    drafted = options.draft.drafted if options.draft else 0
+    if options.draft and scheduler == "static":
+        raise InputError("draft: speculation in static batches is not modelled; choose another --scheduler")
+    sequences, batched = cache.sequences, cache.batched_tokens
+    notes = [cache.note]
+    if settings.batched_tokens is None:
+        batched = max(batched, sequences * (1 + drafted))
+    policy = Policy(scheduler, sequences, batched, options.preemption, options.overhead_s)
+    if options.scheduler is None:
+        why = f"closest to {engine.name}'s defaults" if engine else "without an engine"
+        notes.append(f"scheduler {scheduler}, {why} (--scheduler)")
+    notes.append(f"at most {sequences:,} sequences and {batched:,} tokens in a step")
+    times = step_times(deployment, engine, shortest=int(workload.prompt.min()), longest=longest)
+    return Server(deployment, cache, policy, times, options, (*notes, *times.notes))
