@@ -311,9 +311,8 @@ def expected(case: Compressed, tensors: Tensors) -> Expected:
     )
     near, far = (sum(column) * blocks for column in zip(*counts, strict=True))
     window = entry * sum(min(S, case.window - 1) + case.T for S in case.cached) if case.window else 0
-    touched = (
-        [{p // case.page for p in range(max(0, S + 1 - case.window), S + case.T)} for S in case.cached] if case.window else []
-    )
+    recent_tokens = [range(max(0, S + 1 - case.window), S + case.T if case.window else 0) for S in case.cached]
+    window_pages = sum(len({token // case.page for token in tokens}) for tokens in recent_tokens)
     if case.k:
         rows = tensors["selected"].flatten(1).tolist()
         pages = sum(len({one // case.page for one in row if one >= 0}) for row in rows)
@@ -324,7 +323,7 @@ def expected(case: Compressed, tensors: Tensors) -> Expected:
         "q": Moved("activations", read=q, requested=q * cut.splits),
         "window": Moved("state", read=window, requested=entry * near),
         "entries": Moved("state", read=cost.read["state"] - window, requested=entry * far),
-        "window_table": Moved("", read=4 * sum(map(len, touched)), requested=4 * near),
+        "window_table": Moved("", read=4 * window_pages, requested=4 * near),
         "table": Moved("", read=4 * pages, requested=4 * far),
         "lengths": Moved("", read=4 * B, requested=4 * programs),
     }

@@ -16,6 +16,7 @@ KERNELS = {
     "quantize_fp8": "Activations in 8 bits: scales per block, token or tensor, or known; fused with the norm.",
     "gemm_mxfp4": "Weight-only matmul: 4-bit floats in blocks, MXFP4 and NVFP4.",
     "gated_mlp": "Gate, up and activation of a feed-forward block in one kernel.",
+    "hyper_connections": "Hyper-connections: projection, Sinkhorn weights and collapse, mix behind the sub-layer.",
     "csa_compress": "Pooling of overlapping blocks of tokens into entries, with its rolling state (DeepSeek-V4 CSA).",
     "compressed_attention": "Decode over a window, compressed entries (all or selected) and a sink, in 16 bits or the 584-byte layout.",
     "flash_attention": "Prefill attention: every mask, grouped heads, sinks, soft cap, cached prefixes, ragged batches.",

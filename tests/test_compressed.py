@@ -13,7 +13,7 @@ import pytest
 
 from roofline.components.attention import Attention
 from roofline.components.compressed import CompressedAttention, CompressWrite, compressed_layout
-from roofline.components.hyper_connections import HyperConnection, HyperHead
+from roofline.components.hyper_connections import HyperConnection, HyperHead, hyper_apply
 from roofline.components.latent import LatentAttention, layout_bytes
 from roofline.components.sparse import IndexScores
 from roofline.configs.load import load_model
@@ -264,6 +264,15 @@ def test_hyper_connections() -> None:
     assert site.cost(decode(1, 9)).matrix_flops == 2 * (2 + 4) * 4 * 4 * 48
     assert HyperHead(48, 4).params() == {FP32: 4 * 4 * 48 + 4 + 1}
     assert HyperHead(48, 4).cost(decode(1, 9)).matrix_flops == 2 * 4 * 4 * 48
+
+
+def test_coefficients_of_hyper_connections_are_read_as_they_were_written() -> None:
+    project, collapse = (part.cost(decode(3, 9)) for part in HyperConnection(48, 4).parts)
+    streams, output = 3 * 2 * 4 * 48, 3 * 2 * 48
+    assert project.write["activations"] == collapse.read["activations"] - streams == 3 * 4 * 24
+    mixing = collapse.write["activations"] - output
+    assert hyper_apply(48, 4).cost(decode(3, 9)).read["activations"] == streams + output + mixing
+    assert mixing == 3 * 4 * 20
 
 
 def config(**changes: object) -> dict[str, object]:

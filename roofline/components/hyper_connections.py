@@ -17,6 +17,7 @@ from roofline.components.linear import Linear
 from roofline.components.mixing import RMS_FLOPS, Elementwise
 from roofline.cost import Cost
 from roofline.formats import BF16, FP32, Format
+from roofline.numeric import ratio
 from roofline.work import Batch
 
 SINKHORN_FLOPS = 4
@@ -73,7 +74,9 @@ class Coefficients(Component):
 
 
 def _projection(D: Any, n: Any, raw: Any, activation: Format) -> Linear:
-    return Linear(n * D, raw, weight=FP32, activation=activation, name="hyper_proj")
+    """The streams, 16 bits wide, to raw coefficients that leave in fp32."""
+    written = ratio(FP32.bytes(raw), activation.bytes_per_element)
+    return Linear(n * D, raw, weight=FP32, activation=activation, stored=written, name="hyper_proj")
 
 
 @dataclass(frozen=True)
@@ -115,9 +118,38 @@ class HyperHead(Block):
         )
 
 
-def hyper_apply(D: Any, n: Any, activation: Format = BF16) -> Elementwise:
-    """Behind a sub-layer: streams' = mix^T streams + spread output, n (2 n + 2) D elementwise FLOPs per token."""
-    return Elementwise((n + 1) * D, n * D, n * (2 * n + 2) * D, activation, name="hyper_apply")
+@dataclass(frozen=True)
+class HyperApply(Component):
+    """Behind a sub-layer: streams' = mix^T streams + spread output, one kernel; ``n (2 n + 2) D`` elementwise FLOPs per token.
+
+    Reads the streams, the output and the n + n^2 finished coefficients (fp32), writes the streams.
+    """
+
+    kind: ClassVar[str] = "elementwise"
+
+    D: Any
+    n: Any
+    activation: Format = BF16
+    name: str = "hyper_apply"
+
+    @cached_property
+    def _constants(self) -> tuple[Any, Any, Any]:
+        """Vector FLOPs, activation bytes read and written; per token."""
+        return (
+            self.n * (2 * self.n + 2) * self.D,
+            self.activation.bytes((self.n + 1) * self.D) + FP32.bytes(self.n + self.n * self.n),
+            self.activation.bytes(self.n * self.D),
+        )
+
+    def cost(self, work: Batch) -> Cost:
+        flops, read, written = self._constants
+        tokens = work.tokens
+        return Cost({"vector": flops * tokens}, {"activations": read * tokens}, {"activations": written * tokens}, 1)
+
+
+def hyper_apply(D: Any, n: Any, activation: Format = BF16) -> HyperApply:
+    """What runs behind a sub-layer."""
+    return HyperApply(D, n, activation)
 
 
 def hyper_spread(D: Any, n: Any, activation: Format = BF16) -> Elementwise:
