@@ -11,6 +11,7 @@ from roofline.expected.registry import MODELS
 from roofline.validate.anchors import kernels, throughput
 from roofline.validate.record import read, recorded_gpus
 from roofline.validate.scores import BANDS
+from roofline.validate.serving.record import markdown as serving
 from roofline.validate.silicon.bad import LIST
 
 INTRODUCTION = """\
@@ -42,7 +43,7 @@ LIMITS = """\
 * Power-law routing is a random draw that the tables do not record; its loads are averaged over seeded draws.
 * Latencies are means over CUDA-graph replays without a flush of the cache. Inputs of vLLM's bf16 GEMM are uninitialised
   weights, which draw less power than random ones.
-* Serving a whole model is more than the sum of its operators: see the throughputs among the published figures.
+* Serving a whole model is more than the sum of its operators: see whole servers, and the throughputs among published figures.
 """
 
 
@@ -169,5 +170,5 @@ def markdown() -> str:
     parts: list[str] = [INTRODUCTION]
     for gpu in gpus:
         parts += _gpu(gpu)
-    parts += [*_published(), *_bad(), *_models(), LIMITS]
+    parts += [*serving(), *_published(), *_bad(), *_models(), LIMITS]
     return "\n".join(parts)

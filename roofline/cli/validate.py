@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 WHAT = {
     "silicon": "measured operators of a GPU against bound and expected time",
+    "serving": "measured servers against the closed form over calibrated kernels: TPOT and TTFT, held out by model and GPU",
     "published": "published kernel rates and throughputs against the datasheet",
     "kernels": "own kernels: traffic counted, code compiled, times measured",
-    "all": "silicon and published",
-    "calibrate": "fit the constants of a GPU and write them into its hardware file",
+    "all": "silicon, serving and published",
+    "calibrate": "fit the constants of a GPU and write them into its hardware file; with --serving those of servers",
     "gate": "predictions against the committed digest, errors against the committed record",
     "host": "two measured roofs of this machine and a few torch operations between them",
     "own": "your own measurements: --file with a CSV or JSON of operators",
@@ -74,6 +75,45 @@ def _silicon(gpu: str, classes: list[str] | None, out: Output, plots: str | None
         from roofline.validate.plots import draw
 
         out.note(f"wrote {', '.join(draw(gpu, classes, plots))}")
+    return OK
+
+
+def _serving(out: Output) -> int:
+    from roofline.validate.serving.report import by_concurrency, data, refused, scores, with_suspects
+    from roofline.validate.serving.targets import ANCHORS
+
+    found = list(scores())
+    shown = found if out.format != "table" else [score for score in found if score.engine is None and score.gpu is None]
+
+    def cells() -> tuple[list[str], list[list[Any]]]:
+        headers = [
+            "metric", "split", "model", "n", "error\n%", "median\n%", "bias\n%", "p90\n%", "refused", "target\n%",
+            "stretch\n%", "",
+        ]  # fmt: skip
+        rows = [
+            [
+                s.metric, s.split, s.model or "all dense", s.n, _percent(s.mape), _percent(s.median), _percent(s.bias),
+                _percent(s.p90), s.refused, *(_percent(limit) for limit in s.target or (None, None)),
+                "" if s.target is None else "met" if s.mape <= s.target[0] else "missed",
+            ]
+            for s in shown
+        ]  # fmt: skip
+        return headers, rows
+
+    out.records((score.record() for score in shown), cells)
+    left = data().rows.dropped
+    out.note(
+        "",
+        "error per token of dense runs held out by model, by engine and clients:",
+        *(f"  {b.engine:7} {b.clients:4d} clients  {_percent(b.mape)} % (bias {_percent(b.bias)} %, {b.n} runs)"
+          for b in by_concurrency()),
+        "aiconfigurator 0.12.0 on its own rows:",
+        *(f"  {metric} {_percent(error)} % ({gpu + ', ' if gpu else ''}{rows}; refuses {none})"
+          for metric, gpu, rows, error, none in ANCHORS),
+        *(f"refused: {r.rows} runs of {' '.join(map(str, r.structure))}: {r.reason}" for r in refused()),
+        *(f"left: {d.rows} runs: {d.reason}" for d in left if d.rows),
+        f"with the runs that left, experts err {_percent(with_suspects())} % per token (fit)",
+    )  # fmt: skip
     return OK
 
 
@@ -147,6 +187,24 @@ def _calibrate(gpu: str, base: str | None, scale: bool, splits: bool, folder: Pa
     out.note("", f"{target.name}/{name}.toml {'written' if changed else 'is as it was'}")
     if splits or base is not None or folder is None:
         _record(name, splits)
+    return OK
+
+
+def _calibrate_serving(folder: Path | None, out: Output) -> int:
+    from roofline.expected.serving import DATA
+    from roofline.validate.serving.record import write
+    from roofline.validate.serving.write import calibrate
+
+    target = DATA if folder is None else folder / DATA.name
+    found, changed = calibrate(target)
+    rows = [{"engine": engine, **own} for engine, own in found.engines.items()] + [{"engine": "shared", **found.shared}]
+    out.records(rows, lambda: (
+        ["engine", "constant", "value"],
+        [[row["engine"], name, f"{value:g}"] for row in rows for name, value in row.items() if name != "engine"],
+    ))  # fmt: skip
+    out.note("", f"{target.name} {'written' if changed else 'is as it was'}")
+    if folder is None:
+        write()
     return OK
 
 
@@ -247,6 +305,7 @@ def validate(
     base: Annotated[str | None, typer.Option(help="calibrate: take the constants of this accelerator instead.")] = None,
     scale: Annotated[bool, typer.Option("--scale", help="calibrate: with --base, fit one factor on achieved rates.")] = False,
     splits: Annotated[bool, typer.Option("--splits", help="calibrate: refit and score the harder splits, too.")] = False,
+    serving: Annotated[bool, typer.Option("--serving", help="calibrate: fit the constants of servers instead.")] = False,
     folder: Annotated[str | None, typer.Option(help="calibrate: write to hardware files in this folder instead.")] = None,
     plots: Annotated[str | None, typer.Option(help="silicon: draw expected against measured into this folder.")] = None,
     update: Annotated[bool, typer.Option("--update", help="gate: accept the predictions of this state.")] = False,
@@ -261,11 +320,15 @@ def validate(
     if what == "silicon":
         return _silicon(gpu, _classes([cls] if cls else []), out, plots)
     if what == "all":
-        return _silicon(gpu, _classes([cls] if cls else []), out, plots) or _published(out)
+        return _silicon(gpu, _classes([cls] if cls else []), out, plots) or _serving(out) or _published(out)
+    if what == "serving":
+        return _serving(out)
     if what == "published":
         return _published(out)
     if what == "kernels":
         return _kernels(cls, out)
+    if what == "calibrate" and serving:
+        return _calibrate_serving(None if folder is None else Path(folder), out)
     if what == "calibrate":
         return _calibrate(gpu, base, scale, splits, None if folder is None else Path(folder), out)
     if what == "gate":

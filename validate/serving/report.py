@@ -9,21 +9,11 @@ from typing import Any
 
 from roofline.expected.serving import ENGINE_CONSTANTS, fitted
 from roofline.validate.serving.fit import Fit, fit, predict
-from roofline.validate.serving.rows import BLIND, FITTED_GPUS, Measured, measured
+from roofline.validate.serving.rows import FITTED_GPUS, Measured, measured
 from roofline.validate.serving.runs import Refused, Runs, runs_of
+from roofline.validate.serving.targets import target_of
 
 SPLITS = ("fit", "unseen_model", "unseen_gpu", "blind")
-TARGETS = (
-    ("tpot", "unseen_model", None, 0.10, 0.07), ("tpot", "unseen_gpu", None, 0.11, 0.08), ("tpot", "blind", None, 0.09, 0.07),
-    ("tpot", "unseen_model", "moe", 0.20, 0.12), ("ttft", "fit", None, 0.15, 0.10),
-)  # fmt: skip
-"""(metric, split, model, to reach, stretch) of lines over all engines and accelerators."""
-ANCHORS = (
-    ("tpot", None, "720 dense rows it predicts", 0.142, 30), ("tpot", None, "the same, told the fp8 cache", 0.121, 30),
-    ("tpot", "b200-sxm", "Llama-70B fp8, TensorRT-LLM", 0.320, 2), ("tpot", "b200-sxm", "Llama-70B fp8, vLLM", 0.112, 0),
-    ("tpot", None, "Qwen3-235B, DeepSeek-R1 and V3", 0.360, 265), ("ttft", None, "720 dense rows it predicts", 0.529, 30),
-)  # fmt: skip
-"""aiconfigurator 0.12.0 on its own rows, run through its ``cli_estimate``: (metric, gpu, rows, error, rows it refuses)."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +41,8 @@ class Score:
     @property
     def target(self) -> tuple[float, float] | None:
         """(to reach, stretch), None for a line that is held to nothing."""
-        if self.engine is not None or (self.gpu is not None and self.split != "blind"):
-            return None
-        key = (self.metric, self.split, self.model)
-        return next(((reach, stretch) for *line, reach, stretch in TARGETS if tuple(line) == key), None)
+        alone = self.engine is None and self.gpu is None
+        return target_of(self.metric, self.split, self.model) if alone else None
 
     def record(self) -> dict[str, Any]:
         """The score under the names of the JSON contract."""
@@ -224,6 +212,3 @@ def refused() -> tuple[Refused, ...]:
     """Runs without a prediction, by structure."""
     found = data()
     return (*found.fitted.refused, *found.blind.refused)
-
-
-__all__ = ["ANCHORS", "BLIND", "Score", "by_concurrency", "committed", "data", "refit", "refused", "scores", "with_suspects"]

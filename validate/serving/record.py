@@ -1,0 +1,116 @@
+"""The committed record of the serving report: what docs show and tests compare with. Fractions have four digits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from roofline.expected.serving import ENGINE_CONSTANTS, SHARED_CONSTANTS, fitted
+
+RECORD = Path(__file__).with_name("record.json")
+ALL = "all dense models"
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def write(path: Path = RECORD) -> None:
+    """Writes the report of the committed constants."""
+    from roofline.validate.serving.report import by_concurrency, data, refused, scores, with_suspects
+
+    found = {
+        "scores": [{name: _rounded(value) for name, value in score.record().items()} for score in scores()],
+        "by_concurrency": [{name: _rounded(value) for name, value in vars(line).items()} for line in by_concurrency()],
+        "refused": [{"structure": " ".join(map(str, r.structure)), "rows": r.rows, "reason": r.reason} for r in refused()],
+        "left": [{"reason": rule.reason, "rows": rule.rows} for rule in data().rows.dropped if rule.rows],
+        "experts_with_rows_that_left": _rounded(with_suspects()),
+    }
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path = RECORD) -> dict[str, Any]:
+    """The record."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _table(headers: tuple[str, ...], rows: Any) -> Iterator[str]:
+    yield "| " + " | ".join(headers) + " |"
+    yield "|" + "---|" * len(headers)
+    for row in rows:
+        yield "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
+    yield ""
+
+
+INTRODUCTION = """\
+## Whole servers
+
+`roofline validate serving`: time per output token (TPOT) and time to first token (TTFT) of measured servers, rows of
+aiconfigurator-core's `systems/silicon_sample.csv` (H100, H200; Llama-70B fp8 on B200 with nothing fitted to it), against the
+closed form of a steady load (`roofline/serving/closed_form.py`) over the calibrated kernels above. Operator constants are
+inherited as they are. Three constants of each engine, one shared by all and two shared ones of first tokens are fitted, with
+declared priors (`roofline/expected/serving.py`), and written by `roofline validate calibrate --serving`.
+
+* `fit`: the committed constants on the rows that they were fitted to. `unseen_model`, `unseen_gpu`: fitted anew without that
+  model or GPU. `blind`: another GPU's datasheet swapped in, nothing refitted.
+* Held-out figures are optimistic by as much as the form was chosen with all models in view: which kernels an engine fuses,
+  which client sends in waves, gaps by kernel rather than by layer. The prior of each constant is its first guess.
+* First tokens depend on the client as much as on the engine: only InferenceX's is known, and only Llama-70B is fitted;
+  the models with experts (`unseen_model`) and B200 show what that is worth elsewhere.
+"""
+
+
+def markdown() -> Iterator[str]:
+    """The section of docs/validation.md."""
+    from roofline.validate.serving.targets import ANCHORS, target_of
+
+    record = read()
+    yield INTRODUCTION
+    shown = [s for s in record["scores"] if s["engine"] is None and s["gpu"] is None]
+
+    def cells(score: dict[str, Any]) -> list[Any]:
+        limits = target_of(score["metric"], score["split"], score["model"])
+        verdict = "" if limits is None else "met" if score["mape"] <= limits[0] else "missed"
+        held = "" if limits is None else f"{_percent(limits[0])} ({_percent(limits[1])})"
+        numbers = [_percent(score[name]) for name in ("mape", "median", "bias", "p90")]
+        return [score["metric"], score["split"], score["model"] or ALL, score["n"], *numbers, score["refused"], held, verdict]
+
+    headers = ("metric", "split", "model", "runs", "error", "median", "bias", "p90", "refused", "target (stretch)", "")
+    yield from _table(headers, map(cells, shown))
+    yield "By engine:"
+    yield ""
+    some = [s for s in record["scores"] if s["engine"] and s["model"] in (None, "moe") and s["split"] != "fit"]
+    yield from _table(("metric", "split", "model", "engine", "runs", "error", "bias"), (
+        [s["metric"], s["split"], s["model"] or ALL, s["engine"], s["n"], _percent(s["mape"]), _percent(s["bias"])] for s in some
+    ))  # fmt: skip
+    yield "Error per token by clients, dense models held out by model (from that number to the next):"
+    yield ""
+    rows = ([b["engine"], b["clients"], b["n"], _percent(b["mape"]), _percent(b["bias"])] for b in record["by_concurrency"])
+    yield from _table(("engine", "clients", "runs", "error", "bias"), rows)
+    yield "aiconfigurator 0.12.0 itself on its own rows (its `cli_estimate`, run once; errors in percent):"
+    yield ""
+    rows = ([metric, gpu or "h100, h200", what, _percent(error), none] for metric, gpu, what, error, none in ANCHORS)
+    yield from _table(("metric", "gpu", "rows", "error", "refuses"), rows)
+    yield "Constants:"
+    yield ""
+    data = fitted()
+    values = [(engine, c, own[c.name]) for engine, own in data["engine"].items() for c in ENGINE_CONSTANTS]
+    values += [("all", c, data["shared"][c.name]) for c in SHARED_CONSTANTS]
+    rows = ([engine, c.name, f"{value:g}", f"{c.start:g}", f"{c.low:g} to {c.high:g}", c.meaning] for engine, c, value in values)
+    yield from _table(("engine", "constant", "value", "prior", "bounds", "meaning"), rows)
+    yield "Rows that leave, and runs without a prediction:"
+    yield ""
+    yield from _table(("what", "runs", "reason"), [
+        *(["left", entry["rows"], entry["reason"]] for entry in record["left"]),
+        *(["refused", entry["rows"], f"{entry['structure']}: {entry['reason']}"] for entry in record["refused"]),
+    ])  # fmt: skip
+    whole = _percent(record["experts_with_rows_that_left"])
+    yield f"With the runs that left, models with experts err {whole} % per token (fit)."
+    yield ""
