@@ -111,10 +111,7 @@ def _integer(text: str, field: str) -> int:
 
 
 def _real(text: str, field: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float(text) if text.isascii() and text.replace(".", "", 1).isdigit() and len(text) < 40 else math.nan
     if not math.isfinite(value) or value < 0:
         raise InputError(f"{field}: {text!r} is not a number; write it as in lognormal:512:0.6")
     return value
