@@ -21,7 +21,7 @@ from roofline.components.latent import LatentAttention, Reach, layout_bytes
 from roofline.kernels import buffers
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_decoding import contiguous, merge, merge_parts, merged, padded
-from roofline.kernels.index_keys import power_of_two
+from roofline.kernels.microscaling import widen_e8m0
 from roofline.kernels.mla_decode import Blocks, choose
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import NAMES, TYPES, Source
@@ -54,7 +54,7 @@ def packed_entries(
         cache + at[:, None, None] + group[None, :, None] * 64 + member[None, None, :], mask=plain[:, :, None], other=0.0
     )  # fmt: skip
     word = tl.load(scales + page * (PAGE * (VALUES + 8) // 8) + PAGE * VALUES // 8 + offset, mask=inside, other=0)
-    factor = power_of_two((word[:, None] >> (8 * group)[None, :]) & 255)
+    factor = widen_e8m0((word[:, None] >> (8 * group)[None, :]) & 255)
     turned = tl.load(rotary + (at // 2 + (H - 64) // 2)[:, None] + member[None, :], mask=inside[:, None], other=0.0)
     last = (group == H // 64 - 1)[None, :, None]
     wide = tl.where(last, turned.to(tl.float32)[:, None, :], narrow.to(tl.float32) * factor[:, :, None])

@@ -19,7 +19,8 @@ from roofline.components.sparse import IndexScores
 from roofline.kernels import buffers
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_decoding import Parts, block_counts, padded, parts_for
-from roofline.kernels.index_keys import INDEX, dequantise, fp4_values, from_pages, power_of_two, quantise, to_pages
+from roofline.kernels.index_keys import INDEX, dequantise, from_pages, quantise, to_pages
+from roofline.kernels.microscaling import widen_e2m1, widen_e8m0
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
@@ -38,9 +39,9 @@ def fp4_halves(values, scales, at, scale_at, real, WIDTH: tl.constexpr, ROWS: tl
     code = tl.load(
         values + at[:, None, None] + group[None, :, None] * 16 + byte[None, None, :], mask=inside[:, :, None], other=0
     ).to(tl.int32)  # fmt: skip
-    factor = power_of_two(tl.load(scales + scale_at[:, None] + group[None, :], mask=inside, other=127))[:, :, None]
-    even = tl.reshape(fp4_values(code & 15) * factor, (ROWS, 16 * GROUPS)).to(tl.bfloat16)
-    odd = tl.reshape(fp4_values(code >> 4) * factor, (ROWS, 16 * GROUPS)).to(tl.bfloat16)
+    factor = widen_e8m0(tl.load(scales + scale_at[:, None] + group[None, :], mask=inside, other=127))[:, :, None]
+    even = tl.reshape(widen_e2m1(code & 15).to(tl.float32) * factor, (ROWS, 16 * GROUPS)).to(tl.bfloat16)
+    odd = tl.reshape(widen_e2m1(code >> 4).to(tl.float32) * factor, (ROWS, 16 * GROUPS)).to(tl.bfloat16)
     return even, odd
 
 

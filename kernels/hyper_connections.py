@@ -144,7 +144,7 @@ def column_block(D: int) -> int:
 
 def project(x: torch.Tensor, weight: torch.Tensor, split: Split | None = None) -> torch.Tensor:
     """Raw coefficients of streams ``x [tokens, n, D]``: fp32 ``[tokens, raw]``, by ``weight [raw, n D]`` in fp32."""
-    tokens, raw, K = len(x), *weight.shape
+    tokens, (raw, K) = len(x), weight.shape
     cut = split or choose(tokens, K, of(x))
     out = buffers.empty(tokens, raw, dtype=torch.float32, device=x.device)
     shape = (cut.parts, tokens, raw)
