@@ -363,11 +363,11 @@ def library(case: Experts, tensors: Tensors) -> Any:
 
 SMALL, BLOCKS = Tiles(16, 32, 32), Tiles(16, 64, GROUP)
 CASES = (
-    Experts("chosen", "bf16", 21, 2, 5, 72, 104),
-    Experts("ragged", "bf16", 37, 3, 7, 50, 90, tiles=SMALL),
+    Experts("chosen", "bf16", 16, 2, 5, 72, 104),
+    Experts("ragged", "bf16", 15, 3, 7, 50, 90, tiles=SMALL),
     Experts("gated", "bf16", 19, 2, 6, 40, 72, gated=True, tiles=SMALL),
     Experts("sorted-rows", "fp16", 23, 3, 8, 64, 96, gathers=False, tiles=SMALL),
-    Experts("idle-experts", "bf16", 29, 2, 12, 33, 48, busy=3, tiles=SMALL),
+    Experts("idle-experts", "bf16", 13, 2, 12, 33, 48, busy=3, tiles=SMALL),
     Experts("one-token", "bf16", 1, 4, 9, 65, 70, gated=True, tiles=SMALL),
     Experts("one-expert", "fp32", 17, 1, 1, 48, 40, gated=True, tiles=SMALL),
     Experts("fp8", "bf16", 15, 2, 4, 200, 300, "fp8", tiles=BLOCKS),

@@ -264,9 +264,9 @@ def library(case: Routed, tensors: Tensors) -> Any:
 
 
 CASES = (
-    Routed("ragged", "bf16", 37, 70, 12, 3),
+    Routed("ragged", "bf16", 23, 70, 12, 3),
     Routed("shared", "bf16", 21, 96, 8, 2, shared=True),
-    Routed("idle-experts", "bf16", 43, 33, 20, 4, busy=5),
+    Routed("idle-experts", "bf16", 17, 33, 20, 4, busy=5),
     Routed("one-expert", "bf16", 5, 48, 1, 1),
     Routed("one-token", "fp16", 1, 130, 60, 6, shared=True),
     Routed("long-shares", "fp32", 70, 17, 9, 4, most=3),

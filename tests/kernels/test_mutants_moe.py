@@ -22,7 +22,7 @@ MUTANTS = [
     Mutant("moe_permute", "shares collide", "before += tl.where(share < mine, some, 0)", "before += tl.where(share < mine - 1, some, 0)", "ragged", "place_kernel.order: "),
     Mutant("moe_permute", "missing write", "tl.store(offsets + E, choices)", "pass", "idle-experts", "offsets: "),
     Mutant("moe_permute", "extra load", "    for pick in range(PICKED):\n        row = tl.load(rows + token * PICKED + pick).to(tl.int64)\n        tl.store", "    for pick in range(PICKED):\n        value = tl.load(x + token.to(tl.int64) * D + column, mask=column < D, other=0.0)\n        row = tl.load(rows + token * PICKED + pick).to(tl.int64)\n        tl.store", "ragged", "permute_kernel.x: "),
-    Mutant("moe_permute", "wrong weight", "tl.load(weights + token * PICKED + pick)", "tl.load(weights + token * PICKED)", "ragged", "combine_kernel.weights: "),
+    Mutant("moe_permute", "wrong weight", "tl.load(weights + token * PICKED + pick)", "tl.load(weights + token * PICKED)", "shared", "combine_kernel.weights: "),
     Mutant("moe_permute", "forgotten shared experts", "total += tl.load(shared + at, mask=column < D, other=0.0).to(tl.float32)", "total += 0.0 * tl.load(shared + at, mask=column < D, other=0.0).to(tl.float32)", "shared", "combined: rms error"),
     Mutant("grouped_gemm", "wrong expert", "(last <= tile)", "(last < tile)", "ragged", "grouped_gemm_kernel.weight: "),
     Mutant("grouped_gemm", "rows of the next expert", "real = row < stop", "real = row < stop + 1", "ragged", "OutOfBounds"),
