@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("model", "configs", "checkpoints", "edits", "engines", "formulas", "formula_book", "ridge"),
     ("timing", "expected", "parallel", "memory", "allocation", "paging", "speculative", "training", "breakdown"),
     ("inference", "sharded", "serving", "diffusion"),
-    ("fanout", "sweep", "planner"),
+    ("fanout", "sweep", "planner", "bench_files"),
     ("report", "plots", "cli", "__main__"),
     ("kernels",),
     ("validate",),

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from roofline.planner.search import Plan
-from roofline.planner.sizing import size
+from roofline.planner.search import Plan, sized_at
 from roofline.planner.workload import Objective, Workload
 from roofline.serving.steps import BoundSteps, StepShape
 
@@ -101,7 +100,7 @@ def _limit(plan: Plan, load: Workload, objective: Objective, name: str) -> Ceili
         if plan.prefill is not None:
             shape = StepShape(decodes=sequences, decode_context=sequences * (load.isl + load.osl // 2))
             return setup.times.seconds(shape) <= limit
-        sized = size(setup.times, sequences, plan.budget, load, percentile=objective.percentile, drafting=plan.drafting)
+        sized = sized_at(setup, sequences, plan.budget, load, objective, plan.drafting)
         return sized is not None and (sized.ttft_high_s if name == "TTFT limit" else sized.tpot_s) <= limit
 
     while high < MOST_USERS and holds(high):

@@ -186,11 +186,10 @@ def launches(plan: Plan, model: str, longest: int, stored: tuple[str, str], draf
     for part, role in parts:
         assert part is not None
         weights, kv = part.setup.variant.weights, part.setup.variant.kv
-        fraction = part.setup.memory(part.budget, part.batch).settings.memory_fraction
         asked = _Asked(
             model, part, role, draft,
             weights if weights != stored[0] and weights in ONLINE[engine] else None, kv if kv != stored[1] else None,
-            -(-longest // WHOLE) * WHOLE, None if engine == "llamacpp" or fraction is None else float(fraction),
+            -(-longest // WHOLE) * WHOLE, None if engine == "llamacpp" else part.setup.fraction,
         )  # fmt: skip
         words, files = WRITERS[engine](asked)
         named = [server.model, model] if server.model else [model]

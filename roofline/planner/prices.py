@@ -16,7 +16,8 @@ class Rent:
     """A rental price in USD per accelerator hour.
 
     Attributes:
-        usd: the one to count with: the median of the newest dated entries. low, high: of all entries of that year.
+        usd: the one to count with: the median of the newest dated entries. low, high: of all entries of that year, and of
+            those without a date.
         source: where it comes from, with its date.
     """
 
@@ -36,7 +37,7 @@ def rent(accelerator: Accelerator, given: Mapping[str, float] | None = None) -> 
         return None
     newest = max(price.date for price in dated)
     latest = sorted((p for p in dated if p.date == newest), key=lambda price: price.usd_per_hour.value)
-    year = [p for p in dated if p.date[:4] == newest[:4]]
+    year = [p for p in accelerator.prices if p.date[:4] == newest[:4] or p.date == UNDATED]
     values = [float(price.usd_per_hour.value) for price in latest]
     middle = len(values) // 2
     usd = values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2

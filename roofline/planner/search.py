@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,14 @@ from roofline.planner.workload import Objective, Workload
 
 SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
-HEADROOM = 2.33
-"""Standard deviations of a Poisson number of sequences that a batch leaves room for."""
+HEADROOM = 3.0
+"""Standard deviations of a Poisson number of sequences that memory and batch leave room for at least."""
+AMPLE = 8.0
+"""The same, for the batch setting where memory is there: it costs nothing until it is used."""
+BEYOND = 4.0
+"""Larger batches are left out once the TPOT is so many times its limit."""
 MOST_INSTANCES = 100_000
+NO_DRAFTS: tuple[Drafting | None, ...] = (None,)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Found:
     """What a search found.
 
     Attributes:
-        plans: deployments that meet the objective by the closed form, the cheapest first. points: of the trade-off.
+        plans: deployments that meet the objective by the closed form at full load, the cheapest first. points: of the trade-off.
         tried: deployments that were sized. nearest: the deployment that misses least where none meets the objective.
     """
 
@@ -118,9 +123,18 @@ def per_token(plan: Plan, osl: int) -> tuple[float, float]:
     return (math.inf if usd is None else usd / tokens, plan.gpus / tokens)
 
 
-def headroom(sequences: int) -> int:
+def headroom(sequences: int, deviations: float = HEADROOM) -> int:
     """Sequences that a batch must admit when so many are there on average, arriving at random."""
-    return math.ceil(sequences + HEADROOM * math.sqrt(sequences))
+    return math.ceil(sequences + deviations * math.sqrt(sequences))
+
+
+def sized_at(
+    setup: Setup, sequences: int, budget: int, load: Workload, objective: Objective, drafting: Drafting | None
+) -> Sized | None:
+    """The steady state of a rank of a setup, as its engine schedules."""
+    return size(
+        setup.remembered, sequences, budget, load, percentile=objective.percentile, drafting=drafting, stalls=setup.stalls
+    )  # fmt: skip
 
 
 def settings(setup: Setup, load: Workload, objective: Objective, drafting: Drafting | None) -> Iterable[tuple[int, int, Sized]]:
@@ -128,17 +142,25 @@ def settings(setup: Setup, load: Workload, objective: Objective, drafting: Draft
     for budget in BUDGETS:
         if budget > max(512, 2 * load.isl) and budget > BUDGETS[0] * 4:
             continue
-        room = setup.users(budget, SEQUENCES[0])
+        draft = drafting.draft if drafting else None
+        room = setup.users(budget, SEQUENCES[0], draft)
         for sequences in SEQUENCES:
             batch = headroom(sequences) if load.rate is not None else sequences
             if sequences > 256:
-                room = setup.users(budget, batch)
+                room = setup.users(budget, batch, draft)
             if batch > room:
                 break
-            sized = size(setup.times, sequences, budget, load, percentile=objective.percentile, drafting=drafting)
+            verified = 1 + (drafting.gamma if drafting else 0)
+            if batch * verified > budget:
+                break
+            if load.rate is not None:
+                batch = max(batch, min(room, headroom(sequences, AMPLE), budget // verified))
+            sized = sized_at(setup, sequences, budget, load, objective, drafting)
             if sized is None:
                 break
             yield budget, batch, sized
+            if sized.mixed >= 1 or (objective.tpot is not None and sized.tpot_s > BEYOND * objective.tpot):
+                break
 
 
 def instances(setup: Setup, load: Workload, sized: Sized) -> int:
@@ -155,7 +177,7 @@ def settled(plan: Plan, load: Workload, objective: Objective) -> Plan:
     ranks = plan.instances * plan.setup.mesh.dp
 
     def at(sequences: int) -> Sized | None:
-        return size(plan.setup.times, sequences, plan.budget, load, percentile=objective.percentile, drafting=plan.drafting)
+        return sized_at(plan.setup, sequences, plan.budget, load, objective, plan.drafting)
 
     if load.concurrency is not None:
         found = at(-(-load.concurrency // ranks))
@@ -178,21 +200,24 @@ def settled(plan: Plan, load: Workload, objective: Objective) -> Plan:
 
 def search(
     candidates: Iterable[Setup], load: Workload, objective: Objective, rents: dict[str, Rent | None], most: int,
-    draftings: Sequence[Drafting | None] | None = None,
+    draftings: Mapping[str, Sequence[Drafting | None]] | None = None,
 ) -> Found:  # fmt: skip
-    """Every deployment of the candidates, up to ``most`` GPUs, that meets the objective by the closed form."""
+    """Every deployment of the candidates, up to ``most`` GPUs, that meets the objective by the closed form.
+
+    ``draftings`` are tried on the accelerators of these ids; without, no drafts.
+    """
     plans: list[Plan] = []
     points: list[Point] = []
     tried, nearest, miss = 0, None, math.inf
     for setup in candidates:
         price = rents.get(setup.accelerator.id)
-        for drafting in draftings or [None]:
+        for drafting in (draftings or {}).get(setup.accelerator.id, NO_DRAFTS):
             best: dict[int, Plan] = {}
             for budget, batch, sized in settings(setup, load, objective, drafting):
                 tried += 1
                 number = instances(setup, load, sized)
                 plan = Plan(setup, budget, batch, number, sized, drafting, price)
-                if sized.tpot_s:
+                if sized.tpot_s and sized.mixed < 1:
                     share = sized.rate * load.osl * setup.mesh.dp / setup.gpus
                     points.append(Point(1 / sized.tpot_s, share, plan.with_instances(1)))
                 if number > MOST_INSTANCES or plan.gpus > most:
@@ -208,9 +233,7 @@ def search(
                     if wrong < miss:
                         nearest, miss = plan, wrong
             plans += best.values()
-    settled_plans = [settled(plan, load, objective) for plan in plans]
-    order = sorted(settled_plans, key=lambda plan: _order(plan, load))
-    return Found(order, points, tried, nearest)
+    return Found(sorted(plans, key=lambda plan: _order(plan, load)), points, tried, nearest)
 
 
 def _order(plan: Plan, load: Workload) -> tuple[Any, ...]:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from roofline.accelerator import Accelerator
 from roofline.allocation import Allocation, Settings, allocate
 from roofline.components.moe import MoE
 from roofline.engines.profile import Profile
-from roofline.errors import RooflineError
+from roofline.errors import RooflineError, UnsupportedModel
 from roofline.formats import Format
 from roofline.model import Model
 from roofline.parallel.layouts import layouts
 from roofline.parallel.mesh import Mesh
 from roofline.sharded import ShardedDeployment
+from roofline.work import Work
 
 if TYPE_CHECKING:
-    from roofline.serving.steps import StepTimes
+    from roofline.serving.steps import StepShape, StepTimes
 
 STORED = "stored"
 FAST_LINKS = ("nvlink", "xgmi", "ici")
@@ -27,8 +30,21 @@ WHOLE_DATA_PARALLEL = ("sglang", "trtllm")
 ``enable_attention_dp``)."""
 LAYERS_ONLY = ("llamacpp",)
 """Engines that split a model by layers (``--split-mode layer``); their split by rows is not modelled."""
+SHARE, BLOCK, BUDGET = Fraction(9, 10), 16, 2048
+"""Memory that is used and tokens of a block where an engine's pages are not modelled; a token budget to ask memory with."""
 BATCHES = (64, 256, 1024)
 """Sequences per step for which memory is worked out; a batch takes the next larger one's."""
+
+
+CHUNKED = ("trtllm",)
+"""Engines that are launched with chunked prefill beside decodes, whatever their default."""
+
+
+def scheduler(engine: Profile) -> str:
+    """How an engine schedules as it is launched here; see ``serving.policies``."""
+    from roofline.serving.policies import OF_ENGINE
+
+    return "chunked" if engine.id in CHUNKED else OF_ENGINE[engine.id]
 
 
 @dataclass(frozen=True)
@@ -40,12 +56,30 @@ class Variant:
     kv: str
 
 
+class Remembered:
+    """Step times that are worked out once for each shape."""
+
+    def __init__(self, times: StepTimes) -> None:
+        self.times, self._known = times, {}  # type: ignore[var-annotated]
+        self.provenance, self.notes = times.provenance, times.notes
+        self.decode_run = times.decode_run
+        self.request_seconds = getattr(times, "request_seconds", lambda running: 0.0)
+
+    def seconds(self, shape: StepShape) -> float:
+        """Seconds of one step."""
+        if shape not in self._known:
+            self._known[shape] = self.times.seconds(shape)
+        found: float = self._known[shape]
+        return found
+
+
 @dataclass
 class Setup:
     """One instance before its settings are chosen.
 
     Attributes:
         variant, accelerator, mesh, engine: what runs where. longest: tokens of the longest request.
+        bound: step times are the datasheet's bound, whatever is calibrated.
     """
 
     variant: Variant
@@ -54,26 +88,59 @@ class Setup:
     engine: Profile
     longest: int
     deployment: ShardedDeployment
+    bound: bool = False
     _times: Any = None
     _memory: dict[tuple[int, int], Allocation] = field(default_factory=dict)
+
+    @cached_property
+    def remembered(self) -> StepTimes:
+        """The step times, each shape worked out once."""
+        return Remembered(self.times)
 
     @property
     def gpus(self) -> int:
         """Accelerators of one instance."""
         return self.mesh.ranks
 
+    @cached_property
+    def stalls(self) -> bool:
+        """Whether decodes wait while prompts run."""
+        from roofline.serving.policies import Policy
+
+        return Policy(scheduler(self.engine)).stalls
+
     @property
     def times(self) -> StepTimes:
         """The best step times that are known."""
         if self._times is None:
-            from roofline.serving.steps import step_times
+            from roofline.serving.steps import BoundSteps, step_times
 
-            self._times = step_times(self.deployment, self.engine, longest=self.longest)
+            if self.bound:
+                self._times = BoundSteps(self.deployment, longest=self.longest)
+            else:
+                self._times = step_times(self.deployment, self.engine, longest=self.longest)
         times: StepTimes = self._times
         return times
 
+    @cached_property
+    def paged(self) -> bool:
+        """Whether the engine's pages for this model are modelled; memory is what the maths needs where they are not."""
+        try:
+            self.memory(BUDGET, BATCHES[0])
+        except UnsupportedModel:
+            return False
+        return True
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the step times and the memory rest on."""
+        bare = (
+            f"memory is what the maths needs in {float(SHARE):g} of each GPU: the engine's pages for this model are not modelled"
+        )
+        return (*self.times.notes, *(() if self.paged else (bare,)))
+
     def memory(self, budget: int, sequences: int) -> Allocation:
-        """What the engine allocates with a token budget and a batch."""
+        """What the engine allocates with a token budget and a batch. Raises UnsupportedModel for state without a page rule."""
         batch = next((size for size in BATCHES if sequences <= size), sequences)
         key = (budget, batch)
         if key not in self._memory:
@@ -83,12 +150,47 @@ class Setup:
             )
         return self._memory[key]
 
-    def users(self, budget: int, sequences: int) -> int:
-        """Requests of the longest length that the pool of one data-parallel rank holds at once."""
+    def users(self, budget: int, sequences: int, draft: Model | None = None) -> int:
+        """Requests of the longest length that the pool of one data-parallel rank holds at once.
+
+        A draft model stands whole on every GPU, with its own state of each request.
+        """
+        weights = draft.weight_bytes if draft else 0
+        more = draft.state_bytes(self.longest) if draft else 0
+        if not self.paged:
+            return self._bare_users(budget, weights, more)
+        found = self.memory(budget, sequences)
+        if found.layout is None and not more:
+            return sequences
+        pool = found.pool.best - weights
+        return int(pool // (found.request_bytes + more)) if pool > 0 else 0
+
+    def _bare_users(self, budget: int, weights: Any, more: Any) -> int:
+        """Requests whose state fits beside weights and the greediest kernel of a step."""
+        rooms = []
+        for stage in self.deployment.ranks.stages:
+            _, workspace = stage.step(Work(1, budget))
+            room = SHARE * self.accelerator.capacity.value - stage.weight_bytes - workspace - weights
+            rooms.append(int(room // (stage.state_bytes(self.longest) + more)) if room > 0 else 0)
+        return min(rooms)
+
+    def blocks(self, budget: int, sequences: int, draft: Model | None = None) -> tuple[int | None, int]:
+        """(blocks of the pool of one data-parallel rank, tokens of a block); None for a model without growing state."""
+        if not self.paged or draft is not None:
+            return self.users(budget, sequences, draft) * -(-self.longest // BLOCK), BLOCK
         found = self.memory(budget, sequences)
         if found.layout is None:
-            return sequences
-        return int(found.pool.best // found.request_bytes) if found.pool.best > 0 else 0
+            return None, BLOCK
+        page = found.layout.page_tokens
+        return max(1, (found.tokens(found.pool.best) or 0) // page), page
+
+    @property
+    def fraction(self) -> float | None:
+        """The memory fraction that the engine is started with."""
+        if not self.paged:
+            return float(SHARE)
+        fraction = self.memory(BUDGET, BATCHES[0]).settings.memory_fraction
+        return None if fraction is None else float(fraction)
 
 
 def stored_formats(model: Model) -> tuple[str, str]:
@@ -101,13 +203,18 @@ def stored_formats(model: Model) -> tuple[str, str]:
     return weights, "/".join(sorted(kinds)) or "none"
 
 
-def variants(model: Model, weights: Sequence[str] | None, kv: Sequence[str] | None, engine: Profile) -> list[Variant]:
-    """The model in every asked combination of formats; by default as stored, and in 8 bits where it is stored in 16."""
+def variants(
+    model: Model, weights: Sequence[str] | None, kv: Sequence[str] | None, engine: Profile, accelerator: Accelerator
+) -> list[Variant]:
+    """The model in every asked combination of formats; by default as stored, and in 8 bits where it is stored in 16.
+
+    8-bit floating-point weights and caches are taken by default only on an accelerator that computes with them.
+    """
     from roofline.edits import apply, dtype, kv_dtype
 
     stored, cached = stored_formats(model)
     eight = "q8_0" if engine.id == "llamacpp" else "fp8"
-    wide = ("bf16", "fp16", "fp32")
+    wide = ("bf16", "fp16", "fp32") if eight in accelerator.compute or eight != "fp8" else ()
     formats = list(weights) if weights else [STORED, *([eight] if stored in wide else [])]
     caches = list(kv) if kv else [STORED, *([eight] if cached in wide else [])]
     found = []
@@ -141,8 +248,9 @@ def _worthwhile(mesh: Mesh, accelerator: Accelerator, engine: Profile, sparse: b
 
 
 def setups(
-    model: Model, found: Sequence[Variant], accelerator: Accelerator, engine: Profile, longest: int, most: int
-) -> Iterator[Setup]:
+    model: Model, found: Sequence[Variant], accelerator: Accelerator, engine: Profile, longest: int, most: int, *,
+    bound: bool = False,
+) -> Iterator[Setup]:  # fmt: skip
     """Every setup of an accelerator whose weights fit, with up to ``most`` of them; engines' refusals leave a mesh out."""
     capacity = accelerator.capacity.value
     sparse = any(isinstance(block, MoE) for layer in model.layers for block in layer.blocks)
@@ -160,10 +268,31 @@ def setups(
                     continue
                 try:
                     deployment = ShardedDeployment(variant.model, accelerator, mesh=mesh)
-                    setup = Setup(variant, accelerator, mesh, engine, longest, deployment)
-                    if not setup.memory(2048, 64).fits:
+                    setup = Setup(variant, accelerator, mesh, engine, longest, deployment, bound)
+                    if setup.users(BUDGET, BATCHES[0]) < 1:
                         continue
                 except RooflineError:
                     continue
                 fitting += 1
                 yield setup
+
+
+def comparable(found: Sequence[Setup]) -> tuple[list[Setup], list[str]]:
+    """Setups whose step times are of one kind, and what was left out for that.
+
+    A bound and a calibrated time must not compete: the bound would win. Where any setup is calibrated, those that are not
+    are left out.
+    """
+    calibrated = [setup for setup in found if setup.times.provenance == "calibrated"]
+    if not calibrated or len(calibrated) == len(found):
+        return list(found), []
+    kept = {setup.accelerator.id for setup in calibrated}
+    lost: dict[str, str] = {}
+    for setup in found:
+        if setup.times.provenance != "calibrated":
+            why = next((note for note in setup.times.notes if note.startswith("not calibrated")), "its step times are bounds")
+            where = "" if setup.accelerator.id not in kept else f" with {setup.variant.weights} weights and {setup.variant.kv} KV"
+            lost.setdefault(f"{setup.accelerator.id}{where}", why)
+    return calibrated, [
+        f"{name} left out, since bounds and calibrated times do not compare (--bound does): {why}" for name, why in lost.items()
+    ]

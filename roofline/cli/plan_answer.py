@@ -1,0 +1,395 @@
+"""What ``roofline plan`` answers: the search, the confirmation, and how both are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roofline.cli.output import Cells, Output
+from roofline.errors import InputError, RooflineError
+from roofline.planner.ceilings import Ceiling, ceilings, users
+from roofline.planner.choose import Choice, Chosen, choose
+from roofline.planner.disaggregate import disaggregated
+from roofline.planner.launch import Launch, launch_records, launches, script
+from roofline.planner.prices import Rent, parse_prices, rent, watts
+from roofline.planner.search import Found, Plan, Point, frontier, search
+from roofline.planner.sensitivity import Flip, label, sensitivity
+from roofline.planner.setups import Setup, comparable, setups, stored_formats, variants
+from roofline.planner.sizing import Drafting
+from roofline.planner.verify import verdict_record
+from roofline.planner.workload import Objective, Workload
+
+LENGTHS = "every request has the same lengths; arrivals are random (Poisson), requests to equal instances are too"
+CLOSED = "every request has the same lengths; each user sends the next request when the last is answered, after the first wave"
+BATCH = "every request has the same lengths; each instance runs as many sequences as chosen, all the time"
+POWER = "power is the thermal design power of the GPUs, without servers, network and cooling"
+NOT_MODELLED = "prefix caches, failures, cold starts, autoscaling, quality of quantised weights and caches"
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked; see the options of ``roofline plan``."""
+
+    model: str
+    load: Workload
+    objective: Objective
+    gpus: Sequence[Any]
+    engine: str
+    version: str | None
+    most: int
+    weights: Sequence[str] | None
+    kv: Sequence[str] | None
+    draft: str | None
+    alpha: float | None
+    gammas: Sequence[int]
+    prices: list[str] | None
+    disaggregation: bool
+    bound: bool
+    shown: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found.
+
+    Attributes:
+        launch_model: what the engine loads. stored: formats of the checkpoint. notes: what went out of the search, and why.
+    """
+
+    question: Question
+    launch_model: str
+    stored: tuple[str, str]
+    found: Found
+    chosen: Chosen
+    rents: dict[str, Rent | None]
+    notes: list[str]
+    drafts: Draftings
+
+
+Draftings = Mapping[str, Sequence[Drafting | None]]
+
+
+def _drafts(question: Question, model: Any, engine: Any) -> Draftings:
+    """For each GPU none, and speculation of each length; the draft runs whole on one GPU of an instance."""
+    if question.draft is None:
+        return {}
+    from roofline.configs.load import load_model
+    from roofline.parallel.mesh import Mesh
+    from roofline.planner.setups import Setup, Variant
+    from roofline.sharded import ShardedDeployment
+    from roofline.speculative.rounds import check_vocabulary, multi_token_module
+
+    assert question.alpha is not None
+    draft = multi_token_module(model) if question.draft == "mtp" else load_model(question.draft)
+    check_vocabulary(model, draft)
+    found: dict[str, list[Drafting | None]] = {}
+    for gpu in question.gpus:
+        one = Setup(
+            Variant(draft, "", ""), gpu, Mesh(), engine, question.load.length, ShardedDeployment(draft, gpu), question.bound
+        )  # fmt: skip
+        found[gpu.id] = [None, *(Drafting(gamma, question.alpha, one.times, draft) for gamma in question.gammas)]
+    return found
+
+
+def _setups(question: Question, model: Any, engine: Any) -> tuple[list[Setup], list[str]]:
+    found: list[Setup] = []
+    notes = []
+    for gpu in question.gpus:
+        given = variants(model, question.weights, question.kv, engine, gpu)
+        try:
+            some = list(setups(model, given, gpu, engine, question.load.length, question.most, bound=question.bound))
+        except RooflineError as error:
+            notes.append(f"{gpu.id} left out: {error}")
+            continue
+        if not some:
+            notes.append(
+                f"{gpu.id} left out: no layout of {model.name} on up to {question.most} of them holds a request of "
+                f"{question.load.length:,} tokens"
+            )
+        found += some
+    kept, lost = comparable(found)
+    return kept, [*notes, *lost]
+
+
+def solve(question: Question) -> Answer:
+    """The search and its confirmation. Raises InputError where no GPU holds the model at all."""
+    from roofline.configs.load import load_model, normalise, read_catalog
+    from roofline.engines.profile import load_engine
+
+    model, engine = load_model(question.model), load_engine(question.engine, question.version)
+    if model.encoder is not None:
+        raise InputError(f"model: {model.name} is an encoder-decoder; plans are made for decoders")
+    longest = model.max_context
+    if longest is not None and question.load.length > longest:
+        raise InputError(f"isl: a request of {question.load.length:,} tokens exceeds the {longest:,} that {model.name} admits")
+    ids = {name: gpu.id for gpu in question.gpus for name in (gpu.id, *gpu.aliases)}
+    given = parse_prices(question.prices, ids)
+    rents = {gpu.id: rent(gpu, given) for gpu in question.gpus}
+    candidates, notes = _setups(question, model, engine)
+    if not candidates:
+        raise InputError(f"gpus: {'; '.join(notes) or 'none given'}")
+    drafts = _drafts(question, model, engine)
+    found = search(candidates, question.load, question.objective, rents, question.most, drafts)
+    if question.disaggregation and engine.id != "llamacpp" and not question.draft:
+        apart, tried = disaggregated(candidates, question.load, question.objective, rents, question.most)
+        found.plans += apart
+        found.tried += tried
+    chosen = choose(found.plans, question.load, question.objective, question.shown, question.most)
+    try:
+        name = str(read_catalog(normalise(question.model)).get("full_name") or question.model)
+    except KeyError:
+        name = question.model
+    return Answer(question, name, stored_formats(model), found, chosen, rents, notes, drafts)
+
+
+def _rates(plan: Plan, choice: Choice | None, load: Workload) -> Record:
+    """Tokens per second, dollars and joules of a deployment under its load."""
+    served = load.rate or (choice.verdict.rate if choice else plan.rate)
+    tokens = served * load.osl
+    usd, power = plan.usd_per_hour, watts(plan.setup.accelerator)
+    tpot = choice.verdict.tpot_s if choice else plan.sized.tpot_s
+    return {
+        "request_per_s": served,
+        "output_tok_per_s": tokens,
+        "output_tok_per_s_per_gpu": tokens / plan.gpus,
+        "output_tok_per_s_per_user": 1 / tpot if tpot else None,
+        "usd_per_hour": usd,
+        "usd_per_mtok_output": None if usd is None or not tokens else usd / 3600 / tokens * 1e6,
+        "usd_per_mtok": None if usd is None or not served else usd / 3600 / (served * load.length) * 1e6,
+        "watt": None if power is None else power * plan.gpus,
+        "joule_per_output_token": None if power is None or not tokens else power * plan.gpus / tokens,
+    }
+
+
+def _deployment(plan: Plan) -> Record:
+    setup, front = plan.setup, plan.prefill
+    return {
+        "mode": "disaggregated" if front else "aggregated",
+        "gpu": setup.accelerator.id,
+        "gpus": plan.gpus,
+        "instances": plan.instances,
+        "gpus_per_instance": setup.gpus,
+        "mesh": setup.mesh.flags,
+        "prefill": None
+        if front is None
+        else {
+            "instances": front.instances, "gpus_per_instance": front.setup.gpus, "mesh": front.setup.mesh.flags,
+            "transfer_s": plan.transfer_s,
+        },
+        "weights": setup.variant.weights,
+        "kv": setup.variant.kv,
+        "engine": setup.engine.id,
+        "max_num_seqs": plan.batch,
+        "max_num_batched_tokens": plan.budget,
+        "draft_tokens": plan.drafting.gamma if plan.drafting else 0,
+    }  # fmt: skip
+
+
+def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Record:
+    load, objective, plan = answer.question.load, answer.question.objective, choice.plan
+    sized, price = plan.sized, answer.rents.get(plan.setup.accelerator.id)
+    limits = ceilings(plan, load, objective)
+    return {
+        "schema": 1,
+        "model": plan.setup.variant.model.name,
+        "input_tokens": load.isl,
+        "output_tokens": load.osl,
+        "rate": load.rate,
+        "concurrency": load.concurrency,
+        "offline": load.offline,
+        "ttft_limit_s": objective.ttft,
+        "tpot_limit_s": objective.tpot,
+        "percentile": objective.percentile,
+        "rank": rank,
+        **_deployment(plan),
+        "users": users(plan, load),
+        "closed_form": {"ttft_s": sized.ttft_s, "ttft_percentile_s": sized.ttft_high_s, "tpot_s": sized.tpot_s},
+        "simulated": verdict_record(choice.verdict),
+        **_rates(plan, choice, load),
+        "price_source": price.source if price else None,
+        "binds": limits[0].name,
+        "ceilings": [one.to_dict() for one in limits],
+        "searched": answer.found.tried,
+        "pareto": [_point(point) for point in details.points] if rank == 1 else None,
+        "sensitivity": [flip.to_dict() for flip in details.flips] if rank == 1 else None,
+        "launch": launch_records(details.launch) if rank == 1 else None,
+        "provenance": plan.setup.times.provenance,
+        "notes": list(plan.setup.notes),
+        "assumes": assumes(answer),
+        "not_modelled": NOT_MODELLED.split(", "),
+    }
+
+
+def _point(point: Point) -> Record:
+    plan = point.plan
+    return {
+        "output_tok_per_s_per_user": point.user, "output_tok_per_s_per_gpu": point.gpu, "gpu": plan.setup.accelerator.id,
+        "gpus_per_instance": plan.setup.gpus, "mesh": plan.setup.mesh.flags, "weights": plan.formats[0], "kv": plan.formats[1],
+        "sequences": plan.sized.sequences, "max_num_batched_tokens": plan.budget,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Details:
+    """What stands behind the first choice."""
+
+    points: Sequence[Point]
+    flips: Sequence[Flip]
+    launch: list[Launch]
+
+
+def assumes(answer: Answer) -> list[str]:
+    """What the plan rests on."""
+    load = answer.question.load
+    lines = [BATCH if load.offline else LENGTHS if load.rate is not None else CLOSED]
+    for gpu, price in answer.rents.items():
+        lines.append(
+            f"price of {gpu}: no dated price is known; give --price {gpu}=USD"
+            if price is None
+            else f"price of {gpu}: {price.usd:g} USD per GPU and hour ({price.source})"
+        )
+    if answer.question.draft:
+        lines.append(
+            f"each draft is accepted with {answer.question.alpha:g}, independently; the draft model stands whole on every GPU"
+        )
+    return [*lines, POWER]
+
+
+def _cells(choices: Sequence[Choice], load: Workload, percentile: float) -> Cells:
+    from roofline.units import count, latency
+
+    def money(value: float | None) -> str:
+        return "-" if value is None else f"{value:,.2f}"
+
+    headers = [
+        "deployment", "GPUs", "batch", "tokens\nper step", "TTFT\nmean", f"TTFT\np{percentile:g}", "TPOT\nmean", "output\ntok/s",
+        "tok/s\nper user", "tok/s\nper GPU", "USD/h", "USD per\nM output", "J per\ntoken", "step times",
+    ]  # fmt: skip
+    rows = []
+    for choice in choices:
+        plan, rates = choice.plan, _rates(choice.plan, choice, load)
+        joule = rates["joule_per_output_token"]
+        rows.append([
+            label(plan), plan.gpus, f"{plan.batch:,}", f"{plan.budget:,}", latency(choice.verdict.ttft_s),
+            latency(choice.verdict.ttft_high_s), latency(choice.verdict.tpot_s), count(rates["output_tok_per_s"]),
+            count(rates["output_tok_per_s_per_user"] or 0.0), count(rates["output_tok_per_s_per_gpu"]),
+            money(rates["usd_per_hour"]), money(rates["usd_per_mtok_output"]), "-" if joule is None else f"{joule:.3g}", plan.setup.times.provenance,
+        ])  # fmt: skip
+    return headers, rows
+
+
+def _limits(objective: Objective) -> str:
+    from roofline.units import latency
+
+    parts = []
+    if objective.ttft is not None:
+        parts.append(f"TTFT {latency(objective.ttft)} for {objective.percentile:g} %")
+    if objective.tpot is not None:
+        parts.append(f"mean TPOT {latency(objective.tpot)}")
+    return " and ".join(parts) or "no limit on latency"
+
+
+def _binding(limits: Sequence[Ceiling]) -> str:
+    shown = [f"{one.name} {one.users:,}" for one in limits if one.users is not None]
+    return ", ".join(shown) or "nothing"
+
+
+def _verdict(answer: Answer, out: Output) -> Iterator[str]:
+    question, chosen = answer.question, answer.chosen
+    load = question.load
+    what = (
+        "batch work" if load.offline else f"{load.rate:g} requests/s" if load.rate is not None else f"{load.concurrency:,} users"
+    )
+    title = f"{answer.launch_model}: {what} of {load.isl:,} + {load.osl:,} tokens, {_limits(question.objective)}"
+    yield out.paint(title, "bold")
+    simulated = len(chosen.confirmed) + len(chosen.refuted)
+    yield f"{answer.found.tried:,} deployments sized, {len(answer.found.plans):,} meet it in closed form, {simulated} simulated"
+    if not chosen.confirmed:
+        yield out.paint("no deployment is confirmed", "red") + f": {_why(answer)}"
+        return
+    best = chosen.confirmed[0].plan
+    limits = ceilings(best, load, question.objective)
+    usd = best.usd_per_hour
+    cost = f"{usd:,.2f} USD/h" if usd is not None else "no price known"
+    yield f"{out.paint('cheapest', 'green')}: {label(best)}: {best.gpus} GPUs, {cost}; {users(best, load):,} users at once"
+    yield f"ceilings in users: {_binding(limits)}"
+    unpriced = [gpu for gpu, price in answer.rents.items() if price is None]
+    if unpriced and len(unpriced) < len(answer.rents):
+        yield f"without a price, and so behind all others: {', '.join(unpriced)}"
+
+
+def _why(answer: Answer) -> str:
+    """Why nothing is recommended."""
+    from roofline.units import latency
+
+    if answer.chosen.refuted:
+        near = min(answer.chosen.refuted, key=lambda choice: choice.verdict.ttft_high_s)
+        found = near.verdict
+        return (
+            f"the simulator refutes what the closed form found; nearest is {label(near.plan)} with TTFT "
+            f"{latency(found.ttft_high_s)} and TPOT {latency(found.tpot_s)}"
+        )
+    near_plan = answer.found.nearest
+    if near_plan is None:
+        return f"none carries the load with up to {answer.question.most} GPUs; raise --max-gpus"
+    sized = near_plan.sized
+    return f"nearest is {label(near_plan)} with TTFT {latency(sized.ttft_high_s)} and TPOT {latency(sized.tpot_s)}"
+
+
+def _explanation(answer: Answer, details: Details, out: Output) -> None:
+    load, objective = answer.question.load, answer.question.objective
+    out.note("", out.paint("what binds each, in users at once", "bold"))
+    for choice in answer.chosen.confirmed:
+        out.note(f"{label(choice.plan)}: {_binding(ceilings(choice.plan, load, objective))}")
+    out.note("", out.paint("what flips the choice", "bold"))
+    for flip in details.flips:
+        span = f"{flip.low:g} to {flip.high:g}, taken as {flip.nominal:g}"
+        change = "does not change it"
+        if flip.flips_at is not None:
+            change = f"{'below' if flip.flips_at < flip.nominal else 'above'} {flip.flips_at:.3g}: {flip.to}"
+        out.note(f"{flip.assumption} ({span}): {change}")
+    out.note("", out.paint("the trade between tokens per user and tokens per GPU", "bold"))
+    step = max(1, len(details.points) // 12)
+    for point in details.points[::step]:
+        one = point.plan
+        trade = f"{point.user:8,.1f} tok/s per user, {point.gpu:10,.1f} tok/s per GPU"
+        out.note(f"{trade}: {label(one)}, {one.sized.sequences:,} sequences")
+
+
+def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
+    """Prints the answer; 1 where nothing meets the objective."""
+    solved = solve(question)
+    confirmed = solved.chosen.confirmed
+    launch: list[Launch] = []
+    if confirmed:
+        launch = launches(confirmed[0].plan, solved.launch_model, question.load.length, solved.stored, question.draft)
+    if emit:
+        if not confirmed:
+            out.note(*_verdict(solved, out))
+            return 1
+        if out.format == "table":
+            out.write(script(launch))
+        else:
+            records = launch_records(launch)
+            out.records(records, lambda: (list(records[0]), [[str(value) for value in one.values()] for one in records]))
+        return 0
+    flips: list[Flip] = []
+    wanted = explain or out.format in ("json", "jsonl")
+    if wanted and confirmed:
+        flips = sensitivity(solved.found.plans, question.load, question.objective, solved.rents, question.most, solved.drafts)
+    details = Details(frontier(solved.found.points) if wanted else [], flips, launch)
+    out.note(*_verdict(solved, out), "")
+    found = [_record(solved, rank, choice, details) for rank, choice in enumerate(confirmed, 1)]
+    if confirmed or out.format != "table":
+        out.records(found, lambda: _cells(confirmed, question.load, question.objective.percentile))
+    if explain and confirmed:
+        _explanation(solved, details, out)
+    if confirmed and not out.silent:
+        out.note("", out.paint("launch", "bold"), script(launch))
+    notes = dict.fromkeys(note for choice in confirmed for note in choice.plan.setup.notes)
+    lines = [*notes, *assumes(solved)]
+    out.note("", *solved.notes, *(f"assumes: {line}" for line in lines), f"not modelled: {NOT_MODELLED}")
+    return 0 if confirmed else 1

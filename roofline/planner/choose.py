@@ -1,0 +1,95 @@
+"""From what the closed form found to what is recommended: the cheapest deployments that the simulator confirms."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from roofline.planner.disaggregate import with_more
+from roofline.planner.search import Plan, _order, settled
+from roofline.planner.verify import Verdict, simulate
+from roofline.planner.workload import Objective, Workload
+
+MOST_SIMULATED = 24
+"""Deployments that are simulated before the search gives up."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A deployment and what the simulator said of it."""
+
+    plan: Plan
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What came of a verification.
+
+    Attributes:
+        confirmed: deployments that the simulator says meet the objective, the cheapest first. refuted: those it says miss it.
+    """
+
+    confirmed: list[Choice]
+    refuted: list[Choice]
+
+
+def kind(plan: Plan) -> tuple[Any, ...]:
+    """What two deployments share that differ in settings and numbers only."""
+    setup = plan.setup
+    front = plan.prefill.setup.mesh if plan.prefill else None
+    return setup.accelerator.id, setup.mesh, plan.formats, bool(plan.drafting), front
+
+
+def _more(plan: Plan, load: Workload, objective: Objective, verdict: Verdict) -> Iterable[Plan]:
+    """The same deployment with more instances."""
+    if load.offline or verdict.refused:
+        return
+    if plan.prefill is None:
+        step = max(1, plan.instances // 8)
+        yield plan.with_instances(plan.instances + step)
+        return
+    slow = objective.tpot is not None and verdict.tpot_s > objective.tpot
+    step = max(1, (plan.instances if slow else plan.prefill.instances) // 4)
+    yield with_more(plan, 0 if slow else step, step if slow else 0)
+
+
+def choose(
+    plans: Iterable[Plan], load: Workload, objective: Objective, wanted: int, most_gpus: int,
+    check: Callable[[Plan, Workload, Objective], Verdict] = simulate,
+) -> Chosen:  # fmt: skip
+    """Simulates the cheapest deployments, one of each kind, until ``wanted`` are confirmed.
+
+    A deployment that misses is tried again with more instances, in its turn by cost.
+    """
+    number = itertools.count()
+    heap: list[tuple[Any, int, Plan]] = []
+    for plan in plans:
+        heapq.heappush(heap, (_order(plan, load), next(number), plan))
+    confirmed: list[Choice] = []
+    refuted: list[Choice] = []
+    done: set[Any] = set()
+    seen: set[Any] = set()
+    misses: dict[Any, int] = {}
+    while heap and len(confirmed) < wanted and len(confirmed) + len(refuted) < MOST_SIMULATED:
+        _, _, plan = heapq.heappop(heap)
+        if kind(plan) in done or plan.key() in seen or misses.get(kind(plan), 0) >= 4:
+            continue
+        seen.add(plan.key())
+        if plan.prefill is None:
+            plan = settled(plan, load, objective)
+        verdict = check(plan, load, objective)
+        if verdict.met:
+            done.add(kind(plan))
+            confirmed.append(Choice(plan, verdict))
+            continue
+        refuted.append(Choice(plan, verdict))
+        misses[kind(plan)] = misses.get(kind(plan), 0) + 1
+        for other in _more(plan, load, objective, verdict):
+            if other.gpus <= most_gpus:
+                heapq.heappush(heap, (_order(other, load), next(number), other))
+    confirmed.sort(key=lambda choice: (*_order(choice.plan, load)[:2], choice.verdict.tpot_s))
+    return Chosen(confirmed, refuted)

@@ -1,0 +1,166 @@
+"""Which assumption, moved within its range, flips the choice.
+
+Each assumption goes to either end of its range while the others stay, the closed form chooses anew among the setups that
+are in the running, and where another one wins the point of change is found by bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roofline.accelerator import Quantity
+from roofline.planner.choose import kind
+from roofline.planner.prices import Rent
+from roofline.planner.search import Plan, _order, search
+from roofline.planner.setups import Setup
+from roofline.planner.sizing import Drafting
+from roofline.planner.workload import Objective, Workload
+from roofline.sharded import ShardedDeployment
+
+LENGTHS, LOAD = (0.75, 1.25), (0.75, 1.25)
+BANDWIDTH = {"datasheet": (0.6, 1.0), "calibrated": (0.9, 1.1)}
+"""Achieved over modelled memory bandwidth: a bound assumes all of it (engines reach 0.6 to 0.93), calibrated times do not."""
+ACCEPTANCE = 0.1
+ROUNDS = 4
+RUNNING = 8
+"""Setups that stay in the running."""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """An assumption and what it does to the choice.
+
+    Attributes:
+        assumption: its name. low, high, nominal: its range and value. flips_at: the value at which another deployment
+            becomes the cheapest, None where none does. to: that deployment. instances: of the choice at both ends.
+    """
+
+    assumption: str
+    low: float
+    high: float
+    nominal: float
+    flips_at: float | None
+    to: str | None
+    instances: tuple[int | None, int | None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures."""
+        return {
+            "assumption": self.assumption, "low": self.low, "high": self.high, "nominal": self.nominal,
+            "flips_at": self.flips_at, "to": self.to, "instances_at_ends": list(self.instances),
+        }  # fmt: skip
+
+
+def label(plan: Plan) -> str:
+    """A deployment in words: "2 x (4 h200-sxm --tp 4, fp8 weights, fp8 KV)"."""
+    setup = plan.setup
+    weights, kv = plan.formats
+    mesh = f" {setup.mesh.flags}" if setup.mesh.flags else ""
+    drafts = f", {plan.drafting.gamma} drafts" if plan.drafting else ""
+    front = ""
+    if plan.prefill:
+        other = plan.prefill.setup.mesh.flags
+        front = f"{plan.prefill.instances} prefilling ({plan.prefill.setup.gpus} GPUs{' ' + other if other else ''}) + "
+    return f"{front}{plan.instances} x ({setup.gpus} {setup.accelerator.id}{mesh}, {weights} weights, {kv} KV{drafts})"
+
+
+class _Game:
+    """The choice as a function of assumptions."""
+
+    def __init__(
+        self, running: Sequence[Setup], load: Workload, objective: Objective, rents: dict[str, Rent | None], most: int,
+        draftings: Mapping[str, Sequence[Drafting | None]],
+    ) -> None:  # fmt: skip
+        self.running, self.load, self.objective = list(running), load, objective
+        self.rents, self.most, self.draftings = rents, most, draftings
+        self._slower: dict[float, list[Setup]] = {}
+
+    def best(self, *, load: Workload | None = None, bandwidth: float = 1.0, alpha: float = 0.0) -> Plan | None:
+        """The cheapest deployment under changed assumptions."""
+        setups = self.running if bandwidth == 1.0 else self._at(bandwidth)
+        drafts = {
+            gpu: [d and replace(d, alpha=min(1.0, max(0.0, d.alpha + alpha))) for d in found]
+            for gpu, found in self.draftings.items()
+        }
+        found = search(setups, load or self.load, self.objective, self.rents, self.most, drafts)
+        return found.plans[0] if found.plans else None
+
+    def _at(self, bandwidth: float) -> list[Setup]:
+        key = round(bandwidth, 4)
+        if key not in self._slower:
+            self._slower[key] = [_slowed(setup, key) for setup in self.running]
+        return self._slower[key]
+
+
+def _slowed(setup: Setup, factor: float) -> Setup:
+    """A setup whose memory delivers that share of its bandwidth."""
+    was = setup.accelerator
+    rate = Quantity(round(float(was.bandwidth.value) * factor), was.bandwidth.kind, was.bandwidth.source)
+    accelerator = replace(was, bandwidth=rate)
+    deployment = ShardedDeployment(setup.variant.model, accelerator, mesh=setup.mesh)
+    return Setup(setup.variant, accelerator, setup.mesh, setup.engine, setup.longest, deployment, setup.bound)
+
+
+def _flip(name: str, low: float, nominal: float, high: float, choice: Plan, at: Callable[[float], Plan | None]) -> Flip:
+    ends = at(low), at(high)
+    flipped = None
+    for end, plan in zip((low, high), ends, strict=True):
+        if plan is not None and kind(plan) == kind(choice):
+            continue
+        near, far, other = nominal, end, plan
+        for _ in range(ROUNDS):
+            middle = (near + far) / 2
+            found = at(middle)
+            if found is not None and kind(found) == kind(choice):
+                near = middle
+            else:
+                far, other = middle, found
+        if flipped is None or abs(far - nominal) < abs(flipped[0] - nominal):
+            flipped = (far, "nothing meets the objective" if other is None else label(other))
+    return Flip(
+        name, low, high, nominal, flipped[0] if flipped else None, flipped[1] if flipped else None,
+        (ends[0].instances if ends[0] else None, ends[1].instances if ends[1] else None),
+    )  # fmt: skip
+
+
+def sensitivity(
+    plans: Sequence[Plan], load: Workload, objective: Objective, rents: dict[str, Rent | None], most: int,
+    draftings: Mapping[str, Sequence[Drafting | None]],
+) -> list[Flip]:  # fmt: skip
+    """What each assumption does to the choice, those that flip it first; ``plans`` are those of a search, cheapest first.
+
+    Disaggregated deployments do not take part.
+    """
+    whole = [plan for plan in plans if plan.prefill is None]
+    if not whole:
+        return []
+    running: dict[Any, Setup] = {}
+    for plan in whole:
+        of_gpu = sum(key[0] == plan.setup.accelerator.id for key in running)
+        if len(running) < RUNNING or (of_gpu < 2 and len(running) < 2 * RUNNING):
+            running.setdefault((plan.setup.accelerator.id, plan.setup.mesh, plan.formats), plan.setup)
+    game = _Game(list(running.values()), load, objective, rents, most, draftings)
+    choice = game.best()
+    if choice is None:
+        return []
+    found = []
+    for gpu, price in rents.items():
+        if price is not None and price.high > price.low:
+
+            def priced(value: float, gpu: str = gpu, price: Rent = price) -> Plan | None:
+                moved = [replace(p, rent=replace(price, usd=value)) if p.setup.accelerator.id == gpu else p for p in whole]
+                return min(moved, key=lambda plan: _order(plan, load))
+
+            found.append(_flip(f"price of {gpu} [USD/h]", price.low, price.usd, price.high, choice, priced))
+    provenance = choice.setup.times.provenance
+    low, high = BANDWIDTH[provenance]
+    found.append(_flip("memory bandwidth achieved", low, 1.0, high, choice, lambda value: game.best(bandwidth=value)))
+    found.append(_flip("prompt length", LENGTHS[0], 1.0, LENGTHS[1], choice, lambda v: game.best(load=load.scaled(isl=v))))
+    found.append(_flip("output length", LENGTHS[0], 1.0, LENGTHS[1], choice, lambda v: game.best(load=load.scaled(osl=v))))
+    if not load.offline:
+        found.append(_flip("load", LOAD[0], 1.0, LOAD[1], choice, lambda v: game.best(load=load.scaled(load=v))))
+    if any(any(drafts) for drafts in draftings.values()):
+        found.append(_flip("acceptance of drafts", -ACCEPTANCE, 0.0, ACCEPTANCE, choice, lambda v: game.best(alpha=v)))
+    return sorted(found, key=lambda one: one.flips_at is None)
