@@ -47,18 +47,34 @@ Seconds = Callable[[Load], Any]
 
 
 @cache
-def _engines() -> dict[str, dict[str, Any]]:
+def engines() -> dict[str, dict[str, Any]]:
+    """The file of engines."""
     return tomllib.loads(ENGINES.read_text(encoding="utf-8"))
 
 
 def kernels_of(engine: str, accelerator: Accelerator, family: str) -> Kernels:
     """The kernels that an engine runs for a family of models. Raises UnsupportedModel for an engine without a list."""
-    table = _engines().get(engine)
-    if table is None:
-        raise UnsupportedModel(f"{engine} has no list of calibrated kernels; there are lists of {', '.join(_engines())}")
+    table = engines().get(engine, {})
+    if "fused" not in table:
+        known = [name for name, entry in engines().items() if "fused" in entry]
+        raise UnsupportedModel(f"{engine} has no list of calibrated kernels; there are lists of {', '.join(known)}")
     pairs = {name: tuple(part.strip() for part in text.split("|")) for name, text in table.items() if name != "fused"}
     fused = [name for name, entry in table["fused"].items() if {"*", family} & set(entry["families"])]
     return Kernels(accelerator, {name: (pair[0], pair[1]) for name, pair in pairs.items()}, tuple(fused))
+
+
+DEFAULT_BASE = "h100-sxm"
+"""Whose constants a device takes that has none and names nobody: datasheet rates and clocks swap."""
+
+
+def base_for(accelerator: Accelerator) -> str:
+    """Whose constants an accelerator takes. Raises UnsupportedModel where its file lacks what a swap needs."""
+    if accelerator.calibration:
+        return base_of(accelerator)
+    chip = accelerator.chip
+    if accelerator.vendor != "NVIDIA" or not {"sm_count", "boost_clock"} <= set(chip) or not accelerator.l2:
+        raise UnsupportedModel(f"{accelerator.id} has no calibrated kernels, and is no NVIDIA device that could borrow some")
+    return DEFAULT_BASE
 
 
 @dataclass(frozen=True)
@@ -76,7 +92,7 @@ class Kernels:
     fused: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        base = base_of(self.accelerator)
+        base = base_for(self.accelerator)
         self.__dict__["known"] = families(base)
         own = self.accelerator if base == self.accelerator.id else load_accelerator(base)
         self.__dict__["chips"] = (Chip(own), Chip(self.accelerator))
@@ -121,6 +137,11 @@ class Kernels:
         """The device as floats."""
         chip: Chip = self.__dict__["chips"][1]
         return chip
+
+
+def storage(weight: Format) -> str:
+    """The format under which kernels are listed: all 16-bit floats run like bf16."""
+    return "bf16" if weight.name == "fp16" else weight.name
 
 
 def _works(value: Any) -> Any:
@@ -241,7 +262,7 @@ def experts(kernels: Kernels, up: GroupedLinear, down: GroupedLinear, ranks: flo
     An expert's rows fill whole tiles: on average half a tile more than its share, and never less than one.
     """
     weight = up.weight
-    operator = f"experts {weight.name}"
+    operator = f"experts {storage(weight)}"
     family, seconds = kernels.get(operator)
     launch = kernels.constants(operator)[1]["launch_us"] * MICROSECOND
     unit = "bf16" if weight.name == "mxfp4" and "w4a16" in family.name else weight.unit
@@ -279,7 +300,7 @@ def reduce(kernels: Kernels, part: Collective, rows: Callable[[Load], Any]) -> t
 
     def run(load: Load) -> Any:
         message = size * maximum(rows(load), 1.0)
-        return seconds({"ranks": ranks, "wire": wire_bytes("all_reduce", ranks, message), "size": message})
+        return seconds({"ranks": ranks, "wire": wire_bytes("all_reduce", ranks, message), "at_once": (ranks - 1.0) * message})
 
     return family, run
 

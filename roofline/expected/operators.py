@@ -33,6 +33,7 @@ from roofline.expected.kernels import (
     matmul,
     reduce,
     rotary_bytes,
+    storage,
     streamed,
 )  # fmt: skip
 from roofline.expected.load import Load
@@ -108,17 +109,17 @@ def _of(kernels: Kernels, number: int, part: Component, writes: Mapping[type, fl
         yield passing(0.0, rotary_bytes(part))
     elif isinstance(part, Linear):
         rows = over if part.rows == "tokens" else "logits"
-        operator = f"linear {part.weight.name}"
+        operator = f"linear {storage(part.weight)}"
         family, seconds = matmul(kernels, part.inputs, part.outputs, part.weight, ROWS[rows], operator)
         yield made("matmul", family, seconds, rows, 1 + kernels.quantises(operator, family))
         if part.stored is not None:
             yield passing(0.0, activation_bytes(part))
     elif isinstance(part, BatchedLinear):
         wide = part.batches * part.outputs
-        yield made("matmul", *matmul(kernels, part.inputs, wide, part.weight, ROWS[over], f"heads {part.weight.name}"))
+        yield made("matmul", *matmul(kernels, part.inputs, wide, part.weight, ROWS[over], f"heads {storage(part.weight)}"))
     elif isinstance(part, Expand):
         wide = part.N * (part.H + part.value_dim)
-        family, seconds = matmul(kernels, part.R, wide, part.weight, ROWS["latents"], f"linear {part.weight.name}")
+        family, seconds = matmul(kernels, part.R, wide, part.weight, ROWS["latents"], f"linear {storage(part.weight)}")
         yield made("matmul", family, seconds, LOAD, 0)
     elif isinstance(part, ExpandedAttention):
         yield made("attention", *expanded(kernels, part, writes[EntryWrite]), over=LOAD, launches=0)

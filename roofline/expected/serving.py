@@ -17,8 +17,10 @@ from typing import Any
 
 from roofline.errors import UnsupportedModel
 from roofline.expected.arithmetic import where
+from roofline.expected.kernels import engines
 from roofline.expected.load import Load
 from roofline.expected.model import MICROSECOND, Constant, overlap
+from roofline.expected.plain import Plain
 
 DATA = Path(__file__).with_name("serving.toml")
 SIDE_BY_SIDE = 4.0
@@ -86,9 +88,17 @@ def fitted() -> Mapping[str, Any]:
     return tomllib.loads(DATA.read_text(encoding="utf-8"))
 
 
+def plain_of(engine: str) -> Plain | None:
+    """Achieved fractions of an engine that has no kernels of its own in the tables; None for one that has."""
+    table = engines().get(engine, {}).get("plain")
+    return None if table is None else Plain(**{**table, "gpus": tuple(table["gpus"])})
+
+
 def serving_of(engine: str) -> Serving:
     """Fitted constants of an engine. Raises UnsupportedModel where there are none."""
     data = fitted()
+    if (plain := plain_of(engine)) is not None:
+        return Serving(engine, plain.kernel_us, 0.0, 0.0, 0.0)
     if engine not in data["engine"]:
         raise UnsupportedModel(f"no serving constants were fitted to {engine}; there are some of {', '.join(data['engine'])}")
     own = data["engine"][engine]
@@ -98,6 +108,8 @@ def serving_of(engine: str) -> Serving:
 
 def error_of(engine: str, experts: bool, metric: str = "tpot") -> float | None:
     """Mean absolute error on models that the fit has not seen, as a fraction; None where nothing is known."""
+    if (plain := plain_of(engine)) is not None:
+        return plain.error
     group = "moe" if experts else "dense"
     for entry in fitted().get("error", ()):
         if (entry["metric"], entry["engine"], entry["group"]) == (metric, engine, group):
@@ -107,8 +119,12 @@ def error_of(engine: str, experts: bool, metric: str = "tpot") -> float | None:
 
 def outside(engine: str, gpu: str, ranks: int, layers: int, formats: set[str]) -> tuple[str, ...]:
     """How a deployment leaves the range that the constants were fitted in: one sentence each, nothing where it does not."""
-    own = fitted()["engine"][engine]
     said = []
+    if (plain := plain_of(engine)) is not None:
+        if gpu not in plain.gpus or ranks > 1:
+            said.append(f"{ranks} x {gpu} is outside the calibrated range of {engine} (one of {', '.join(plain.gpus)})")
+        return (*said, f"prompts are outside the calibrated range of {engine}")
+    own = fitted()["engine"][engine]
     if gpu not in own["gpus"]:
         said.append(f"{gpu} is outside the calibrated range of {engine} ({', '.join(own['gpus'])})")
     if ranks > own["most_ranks"]:

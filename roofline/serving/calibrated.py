@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from roofline.expected.arithmetic import maximum
-from roofline.expected.kernels import kernels_of
+from roofline.expected.kernels import DEFAULT_BASE, kernels_of, storage
 from roofline.expected.load import Load
 from roofline.expected.operators import LOAD, ROWS, Operator, operators
-from roofline.expected.serving import Busy, Serving, error_of, outside, serving_of, step_seconds
+from roofline.expected.plain import plain_operators
+from roofline.expected.serving import Busy, Serving, error_of, outside, plain_of, serving_of, step_seconds
 from roofline.inference import Deployment
 from roofline.model import Model
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 FEW = 64
 """Numbers of rows that are evaluated one by one; from then on a block of them at once."""
 BLOCK = 512
+SMALL = 0.01
+"""Share of the parameters below which a format does not count."""
 KEEP = 1 << 20
 """Numbers of rows beyond which nothing is remembered."""
 
@@ -93,6 +96,15 @@ class Stage:
         return Busy(kernels, dispatch, self.launches, self.layers)
 
 
+def _operators(deployment: Deployment, engine: str, stages: tuple[Model, ...]) -> list[list[Operator]]:
+    """The kernels of each stage: calibrated ones, or achieved fractions for an engine that has none."""
+    plain = plain_of(engine)
+    if plain is not None:
+        return [plain_operators(stage, deployment.accelerator, plain) for stage in stages]
+    kernels = kernels_of(engine, deployment.accelerator, deployment.model.family)
+    return [operators(stage, kernels) for stage in stages]
+
+
 class ExpectedSteps:
     """Calibrated times of a deployment's iterations under an engine.
 
@@ -113,14 +125,16 @@ class ExpectedSteps:
         model, accelerator = deployment.model, deployment.accelerator
         ranks, mesh = getattr(deployment, "ranks", None), getattr(deployment, "mesh", None)
         stages = (model,) if ranks is None else ranks.stages
-        kernels = kernels_of(engine, accelerator, model.family)
-        self._stages = [Stage(stage, operators(stage, kernels)) for stage in stages]
+        self._stages = [Stage(stage, found) for stage, found in zip(stages, _operators(deployment, engine, stages), strict=True)]
         self._turns = 1 if mesh is None else mesh.microbatches or mesh.pp
         experts = any(part.kind == "grouped_linear" for _, part in model.counted)
-        formats = {fmt.name for fmt in model.params_by_format}
+        stored = model.params_by_format
+        formats = {storage(fmt) for fmt, elements in stored.items() if elements > SMALL * sum(stored.values())}
         number = 1 if mesh is None else mesh.ranks
         self.error = error_of(engine, experts)
         said = outside(engine, accelerator.id, number, len(model.layers), formats)
+        if not accelerator.calibration and plain_of(engine) is None:
+            said = (*said, f"{accelerator.id} has no kernels of its own: those of {DEFAULT_BASE} with the datasheet swapped")
         if len(stages) > 1:
             said = (*said, f"pipeline stages are outside the calibrated range of {engine}")
         mean = "" if self.error is None else f"; mean error on models it has not seen {100 * self.error:.0f} % per token"
