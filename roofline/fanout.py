@@ -6,10 +6,11 @@ a pure function, so a worker that is lost costs no more than what it was at: the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from roofline.errors import InputError
+from roofline.errors import InputError, RooflineError
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -41,7 +42,28 @@ def spread(
         return [function(item) for item in items]
     import joblib
 
-    return list(joblib.Parallel(n_jobs=jobs)(joblib.delayed(function)(item) for item in items))
+    return _answers(joblib.Parallel(n_jobs=jobs)(joblib.delayed(_Tried(function))(item) for item in items))
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A function whose errors for users come back as answers: the first in order is raised, whichever came first in time."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, item: Any) -> Any:
+        try:
+            return self.function(item)
+        except RooflineError as error:
+            return error
+
+
+def _answers(found: Iterable[Any]) -> list[Any]:
+    answers = list(found)
+    for answer in answers:
+        if isinstance(answer, RooflineError):
+            raise answer
+    return answers
 
 
 def _over_cluster(function: Callable[[Item], Answer], items: Sequence[Item], address: str) -> list[Answer]:
@@ -59,6 +81,5 @@ def _over_cluster(function: Callable[[Item], Answer], items: Sequence[Item], add
     with client:
         if not client.scheduler_info()["workers"]:
             raise InputError(f"cluster: the scheduler at {address!r} has no workers; start some with: dask worker {address}")
-        futures: Any = client.map(function, list(items), pure=False, retries=RETRIES)
-        answers: list[Answer] = client.gather(futures)
-        return answers
+        futures: Any = client.map(_Tried(function), list(items), pure=False, retries=RETRIES)
+        return _answers(client.gather(futures))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roofline.errors import InputError
+from roofline.fanout import spread
 from roofline.inference import Deployment
 
 if TYPE_CHECKING:
@@ -62,12 +63,13 @@ class Sweep:
         )
 
 
-def decode_sweep(deployment: Deployment, batch: Any, context: Any) -> Sweep:
+def decode_sweep(deployment: Deployment, batch: Any, context: Any, *, jobs: int = 1, cluster: str | None = None) -> Sweep:
     """Decode steps at the points (batch[i], context[i]).
 
     Args:
         deployment: a model on an accelerator.
         batch, context: arrays (or lists) of one length: sequences, and tokens cached by each.
+        jobs, cluster: processes, or a dask scheduler, that share the points; see ``fanout.spread``. The answers are equal.
 
     Raises InputError when the lengths differ or a value is out of range.
     """
@@ -77,14 +79,21 @@ def decode_sweep(deployment: Deployment, batch: Any, context: Any) -> Sweep:
     contexts = numpy.asarray(context, dtype=numpy.float64).ravel()
     if batches.shape != contexts.shape:
         raise InputError(f"sweep: {batches.size} batches and {contexts.size} contexts; give one context per batch")
+    starts = range(0, batches.size, CHUNK)
+    pieces = [(deployment, batches[start : start + CHUNK], contexts[start : start + CHUNK]) for start in starts]
     bound, serial, required = (numpy.empty_like(batches) for _ in range(3))
-    for start in range(0, batches.size, CHUNK):
+    for start, found in zip(starts, spread(_chunk, pieces, jobs=jobs, cluster=cluster), strict=True):
         chunk = slice(start, start + CHUNK)
-        step = deployment.decode(batches[chunk], contexts[chunk])
-        bound[chunk], serial[chunk] = step.bound_s, step.serial_s
-        required[chunk] = step.memory.required_bytes
+        bound[chunk], serial[chunk], required[chunk] = found
     capacity = deployment.decode(1, 0).memory.capacity_bytes
     return Sweep(batches, contexts, bound, serial, required, capacity)
+
+
+def _chunk(piece: tuple[Deployment, Any, Any]) -> tuple[Any, Any, Any]:
+    """(bound, serial, required bytes) at the points of one chunk."""
+    deployment, batches, contexts = piece
+    step = deployment.decode(batches, contexts)
+    return step.bound_s, step.serial_s, step.memory.required_bytes
 
 
 def decode_grid(deployment: Deployment, batches: Any, contexts: Any) -> Sweep:
