@@ -300,7 +300,8 @@ def reduce(kernels: Kernels, part: Collective, rows: Callable[[Load], Any]) -> t
 
     def run(load: Load) -> Any:
         message = size * maximum(rows(load), 1.0)
-        return seconds({"ranks": ranks, "wire": wire_bytes("all_reduce", ranks, message), "at_once": (ranks - 1.0) * message})
+        wire = wire_bytes("all_reduce", ranks, message)
+        return seconds({"ranks": ranks, "wire": wire, "size": message, "at_once": (ranks - 1.0) * message})
 
     return family, run
 
