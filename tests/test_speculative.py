@@ -25,6 +25,7 @@ from roofline.speculative.acceptance import (
     residual,
     speedup,
 )
+from roofline.speculative.heads import eagle_step, medusa_heads
 from roofline.speculative.rounds import Speculation, multi_token_module
 from roofline.speculative.trees import Tree, best_tree, chain, product_tree
 
@@ -258,6 +259,25 @@ def test_multi_token_prediction_of_deepseek_v3():
         multi_token_module(load_model("whisper-large-v3"))
 
 
+def test_medusa_heads_run_once_however_deep_they_guess():
+    target = load_model("vicuna-13b-v1.3")
+    setup = Speculation(target, H200, medusa_heads(target, 4), guesses=4)
+    drafts = {setup.chain(2, 512, 0.7, gamma).draft for gamma in (1, 2, 4)}
+    assert len(drafts) == 1
+    assert setup.tree(2, 512, ACCURACIES, product_tree((2, 2))).draft in drafts
+    assert setup.chain(2, 512, 0.7, 0).draft.bound == 0
+    assert setup.best(1, 512, 1).gamma == 4
+    with pytest.raises(InputError, match="4 heads guess 4 tokens ahead, not 5"):
+        setup.chain(2, 512, 0.7, 5)
+
+
+def test_an_eagle_step_runs_once_per_token():
+    target = load_model("vicuna-13b-v1.3")
+    setup = Speculation(target, H200, eagle_step(target))
+    one, three = (setup.chain(2, 512, 0.7, gamma).draft.bound for gamma in (1, 3))
+    assert three == pytest.approx(3 * one, rel=0.02)
+
+
 def cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = run(["speculate", *arguments])
     return code, *capsys.readouterr()
@@ -341,3 +361,22 @@ def test_command_refuses_in_one_line(capsys, arguments, text):
     code, out, err = cli(capsys, *arguments)
     assert (code, out) == (2, "")
     assert text in err
+
+
+def test_command_drafts_with_heads_of_the_target(capsys):
+    code, out, _ = cli(
+        capsys, "vicuna-13b-v1.3", "--draft", "medusa:3", "--alpha", "0.7", "--gpu", "h200-sxm", "--batch", "1", "--json"
+    )
+    assert code == 0
+    assert [record["gamma"] for record in json.loads(out)] == [1, 2, 3]
+    code, out, _ = cli(
+        capsys, "vicuna-13b-v1.3", "--draft", "eagle", "--alpha", "0.7", "--gpu", "h200-sxm", "--batch", "1", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)[0]["draft"] == "vicuna-13b-v1.3 EAGLE head"
+    code, _, err = cli(capsys, "vicuna-13b-v1.3", "--draft", "medusa:x", "--alpha", "0.7", "--gpu", "h200-sxm")
+    assert code == 2
+    assert "'x' is not a number of Medusa heads" in err
+    code, _, err = cli(capsys, "vicuna-13b-v1.3", "--draft", "medusa", "--alpha", "0.7", "--gpu", "h200-sxm", "--tp", "2")
+    assert code == 2
+    assert "Medusa heads over several GPUs are not modelled" in err

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from roofline.speculative.trees import Tree
 
 DEFAULT_BATCHES, DEFAULT_CONTEXT, DEFAULT_GAMMAS = ["1,4,16,64,256"], "4096", ["1,2,3,4,5,6,8"]
-OWN_LAYER = "mtp"
+OWN_DRAFTS = ("mtp", "eagle", "medusa")
+"""Drafts made for the target itself; "medusa:3" says how many heads."""
 FORMULA_ASSUMES = [
     "verifying takes as long as one step of the target; each draft accepted independently",
     "the draft costs the same share of the target's arithmetic as of its time",
@@ -61,13 +62,23 @@ def _accuracies(given: list[str] | None, alphas: list[str] | None, tree: bool) -
     return [[sweeps.fractions([term], "accuracy")[0] for term in text.split(",")] for text in given or []]
 
 
-def _draft(name: str | None, target: Model) -> Model | None:
+def _draft(name: str | None, target: Model) -> tuple[Model | None, int | None]:
+    """(draft, tokens that one pass of it guesses where it guesses several)."""
     from roofline.configs.load import load_model
+    from roofline.speculative.heads import MEDUSA_HEADS, eagle_step, medusa_heads
     from roofline.speculative.rounds import multi_token_module
 
     if name is None:
-        return None
-    return multi_token_module(target) if name == OWN_LAYER else load_model(name)
+        return None, None
+    kind, colon, number = name.partition(":")
+    if kind == "medusa":
+        if colon and not (number.isascii() and number.isdecimal()):
+            raise InputError(f"draft: {number!r} is not a number of Medusa heads; write medusa:{MEDUSA_HEADS}")
+        heads = int(number) if colon else MEDUSA_HEADS
+        return medusa_heads(target, heads), heads
+    if name in OWN_DRAFTS:
+        return (multi_token_module if name == "mtp" else eagle_step)(target), None
+    return load_model(name), None
 
 
 def _formulas(alphas: Sequence[Fraction], cost: Fraction, gammas: Sequence[int], only: bool) -> Iterator[Record]:
@@ -276,6 +287,8 @@ def _on_mesh(setup: Speculation, meshes: Meshes) -> tuple[Speculation, Mesh | No
     mesh = found[0]
     if mesh is None:
         return setup, None
+    if setup.guesses is not None:
+        raise InputError("mesh: Medusa heads over several GPUs are not modelled; leave out --tp, --ep and --sp")
     if len(found) > 1 or mesh.pp > 1 or mesh.dp > 1:
         raise InputError("mesh: speculate takes one value of --tp, --ep and --sp; pipeline stages and --dp are not modelled here")
     target = Sharded(setup.target, setup.accelerator, mesh).stages[0]
@@ -303,10 +316,10 @@ def speculate(
         typer.Option(
             "--draft",
             metavar="MODEL",
-            help="The model that drafts, or mtp: one layer like the target's last.",
+            help="The model that drafts; or mtp, eagle: one layer like the target's last; or medusa[:HEADS].",
             autocompletion=lambda incomplete: [
                 *complete_models(incomplete),
-                *(n for n in (OWN_LAYER,) if n.startswith(incomplete)),
+                *(n for n in OWN_DRAFTS if n.startswith(incomplete)),
             ],
         ),
     ] = None,
@@ -364,14 +377,19 @@ def speculate(
     from roofline.speculative.rounds import Speculation
 
     if draft is None and cost is None:
-        raise InputError("draft: name a draft model (--draft llama-3.2-1b), --draft mtp, or a relative cost (--draft-cost 0.05)")
+        raise InputError(
+            "draft: name a draft model (--draft llama-3.2-1b), mtp, eagle or medusa, or a relative cost (--draft-cost 0.05)"
+        )
     if edits.count > 1:
         raise InputError("edits: speculate takes one value per edit")
     chip = _accelerator(gpu)
     model = variants(load_model(target), edits)[-1].model
     if model.encoder is not None:
         raise InputError(f"target: {model.name} is an encoder-decoder; speculation is modelled for decoders")
-    setup, mesh = _on_mesh(Speculation(model, chip, _draft(draft, model), cost), meshes)
+    drafting, guesses = _draft(draft, model)
+    if guesses is not None and not gamma:
+        gammas = [length for length in gammas if length <= guesses]
+    setup, mesh = _on_mesh(Speculation(model, chip, drafting, cost, guesses), meshes)
     batches = sweeps.whole_numbers(batch or DEFAULT_BATCHES, "batch")
     contexts = sweeps.whole_numbers(context or [DEFAULT_CONTEXT], "context", least=0)
     if tree:

@@ -8,16 +8,17 @@ cost what they are. Acceptance is counted per sequence, whatever the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from roofline.accelerator import Accelerator
 from roofline.components.base import Component
 from roofline.components.linear import Embedding, Linear
 from roofline.components.mixing import rms_norm
-from roofline.errors import InputError, UnsupportedModel
+from roofline.errors import InputError
 from roofline.model import Model
 from roofline.speculative.acceptance import LONGEST_DRAFT, check_cost, check_length, check_rate, expected_tokens
+from roofline.speculative.heads import shared, table_of
 from roofline.speculative.trees import Accuracies, Tree
 from roofline.timing import time
 from roofline.work import Work
@@ -49,18 +50,15 @@ def multi_token_module(model: Model) -> Model:
     The shape of DeepSeek-V3's multi-token prediction (arXiv 2412.19437, section 2.2) and, but for the norms, of an EAGLE
     head (arXiv 2401.15077). Embedding and head are the target's, so they are read and not stored again.
     """
-    table = next((c for c in model.embedding if isinstance(c, Embedding)), None)
-    if table is None or not model.layers or model.encoder is not None:
-        raise UnsupportedModel(f"{model.name}: a draft layer of its own is modelled for decoders behind an embedding table only")
+    table = table_of(model)
     width = table.width
     join: tuple[Component, ...] = (
         rms_norm(width, name="draft.embedding_norm"),
         rms_norm(width, name="draft.hidden_norm"),
         Linear(2 * width, width, activation=table.activation, name="draft.join"),
     )
-    shared = tuple(replace(c, tied=True) if isinstance(c, (Embedding, Linear)) else c for c in (*model.embedding, *model.head))
-    front, head = shared[: len(model.embedding)], shared[len(model.embedding) :]
     assumes = ("draft: one layer like the target's last, behind a projection of hidden state and embedding",)
+    front, head = shared(model.embedding), shared(model.head)
     return Model(f"{model.name} MTP layer", (*front, *join), model.layers[-1:], model.final, head, assumes=assumes)
 
 
@@ -109,6 +107,7 @@ class Speculation:
         target, accelerator: what verifies, where.
         draft: the draft model; None where ``draft_cost`` says what a draft step takes.
         draft_cost: a draft step's time over the target's decode step.
+        guesses: tokens that one pass of the draft guesses at once (Medusa heads); None for a pass per token.
 
     Raises InputError unless exactly one of ``draft`` and ``draft_cost`` is given, and for a draft of another vocabulary.
     """
@@ -117,6 +116,7 @@ class Speculation:
     accelerator: Accelerator
     draft: Model | None = None
     draft_cost: Any = None
+    guesses: int | None = None
     _times: dict[Any, Seconds] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -139,13 +139,24 @@ class Speculation:
         return self._step(self.target, batch, 1, context)
 
     def drafting(self, batch: int, context: int, widths: list[int]) -> Seconds:
-        """The draft's passes, one for each depth over so many tokens per sequence."""
-        if self.draft is None:
-            return self.plain(batch, context).times(len(widths) * self.draft_cost)
+        """The draft's passes, one for each depth over so many tokens per sequence.
+
+        Raises InputError for more depths than the draft guesses at once.
+        """
+        if self.guesses is not None and len(widths) > self.guesses:
+            raise InputError(f"draft: {self.guesses} heads guess {self.guesses} tokens ahead, not {len(widths)}; give more heads")
         total = Seconds(0.0, 0.0)
         for depth, width in enumerate(widths):
-            total = total + self._step(self.draft, batch, width, context + depth)
+            total = total + self._pass(batch, context, depth, width)
         return total
+
+    def _pass(self, batch: int, context: int, depth: int, width: int) -> Seconds:
+        """What the draft takes for the guesses at one depth; heads that guess every depth at once ran for the first."""
+        if self.guesses is not None and depth:
+            return Seconds(0.0, 0.0)
+        if self.draft is None:
+            return self.plain(batch, context).times(self.draft_cost)
+        return self._step(self.draft, batch, 1 if self.guesses is not None else width, context + depth)
 
     def chain(self, batch: int, context: int, alpha: Any, gamma: int) -> Round:
         """A round with ``gamma`` drafts one after another, each accepted with chance alpha."""
@@ -172,10 +183,10 @@ class Speculation:
         plain = self.plain(batch, context)
         most = 1 / (1 - float(alpha)) if alpha < 1 else float("inf")
         drafts, tokens, fastest = Seconds(0.0, 0.0), 1.0, 1.0
-        for gamma in range(longest + 1):
+        deepest = longest if self.guesses is None else min(longest, self.guesses)
+        for gamma in range(deepest + 1):
             if gamma:
-                one = self.draft and self._step(self.draft, batch, 1, context + gamma - 1)
-                drafts = drafts + (one or plain.times(self.draft_cost))
+                drafts = drafts + self._pass(batch, context, gamma - 1, 1)
                 tokens = 1 + float(alpha) * tokens
             found = Round(gamma, tokens, drafts, self._step(self.target, batch, gamma + 1, context), plain)
             yield found
