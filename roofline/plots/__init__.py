@@ -6,6 +6,7 @@ matplotlib is imported when a figure is drawn, not before.
 from roofline.plots.breakdown import breakdown_plot
 from roofline.plots.kv import kv_plot
 from roofline.plots.latency import latency_plot, throughput_plot
+from roofline.plots.lines import lines_plot
 from roofline.plots.memory import memory_plot
 from roofline.plots.pareto import pareto_plot
 from roofline.plots.roofline import kernel_points, roofline_plot, step_point
@@ -22,6 +23,7 @@ __all__ = [
     "kernel_points",
     "kv_plot",
     "latency_plot",
+    "lines_plot",
     "memory_plot",
     "pareto_plot",
     "read_trace",

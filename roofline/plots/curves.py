@@ -103,6 +103,8 @@ def expected_of(deployment: Deployment, batches: Any, context: int, source: int)
 def subtitle_of(curves: Sequence[Curve], context: int) -> str:
     """What all curves share: context, accelerators, roofs."""
     gpus = ", ".join(dict.fromkeys(place_of(curve.deployment) for curve in curves))
+    if all(curve.deployment.convention == "lecture" for curve in curves):
+        return f"decode at context {context:,} on {gpus}; bytes of parameters and cache over the bandwidth, nothing else"
     return (
         f"decode at context {context:,} on {gpus}; band from perfect overlap (bound, the line) to none (serial), datasheet roofs"
     )

@@ -45,8 +45,8 @@ def kv_plot(
 ) -> Figure:  # fmt: skip
     """Bytes of KV cache and fixed state of one sequence against the tokens it has, both axes logarithmic.
 
-    Marks stand at the contexts asked for; beyond what a config admits the line is dotted. A grey line is the memory of
-    an accelerator, weights not counted.
+    Marks stand at the contexts asked for; beyond what a config admits they are hollow and the line is thin. A grey line is
+    the memory of an accelerator, weights not counted.
 
     Args:
         models: by label.
@@ -68,7 +68,7 @@ def kv_plot(
     lines = {label: _bytes(model, fine, source) for label, model in models.items()}
     figure = new_figure("\n".join(textwrap.wrap(title or "Cached state of one sequence", 70)), size or (7.0, 5.4))
     axes = figure.add_subplot()
-    subtitle(axes, "KV cache and fixed state as stored, all layers; dotted: longer than the config admits")
+    subtitle(axes, "KV cache and fixed state as stored, all layers; thin and hollow: longer than the config admits")
     limits = [float(accelerator.capacity.value)] if accelerator else []
     values = [*(float(v.min()) for v in lines.values()), *(float(v.max()) for v in lines.values()), *limits]
     axes.set_ylim(min(values) / 2, max(values) * 2.5)
@@ -82,7 +82,7 @@ def kv_plot(
         style, longest = style_of(number), models[label].max_context or float("inf")
         inside = fine <= longest
         axes.plot(fine[inside], value[inside], color=style["color"], linestyle=style["linestyle"], zorder=4)
-        axes.plot(fine[~inside], value[~inside], color=style["color"], linestyle=(0, (1, 2)), linewidth=1.3, zorder=4)
+        axes.plot(fine[~inside], value[~inside], color=style["color"], linestyle=style["linestyle"], linewidth=0.9, zorder=4)
         for mask, face in ((marked & inside, style["color"]), (marked & ~inside, "white")):
             axes.plot(fine[mask], value[mask], linestyle="none", marker=style["marker"], color=style["color"],
                       markerfacecolor=face, markersize=4.5, zorder=5)  # fmt: skip

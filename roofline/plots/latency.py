@@ -108,10 +108,12 @@ def _legend(figure: Figure, curves: Sequence[Curve], measured: Mapping[str, Any]
         limit = "" if found.last is None else f" (fits to {found.last:,})" if found.last else " (does not fit)"
         handles.append(Line2D([], [], color=colour, linestyle=LINES[number % len(LINES)], marker=MARKERS[number % len(MARKERS)],
                               label=f"{found.label}{limit}"))  # fmt: skip
-    handles.append(Patch(facecolor=GREY, alpha=0.3, label="bound to serial"))
+    exact = [found for found in curves if found.deployment.convention == "exact"]
+    if exact:
+        handles.append(Patch(facecolor=GREY, alpha=0.3, label="bound to serial"))
     if any(found.expected is not None for found in curves):
         handles.append(Line2D([], [], color=GREY, linewidth=3.2, alpha=0.55, label="expected"))
-    missing = dict.fromkeys(found.deployment.accelerator.id for found in curves if found.expected is None)
+    missing = dict.fromkeys(found.deployment.accelerator.id for found in exact if found.expected is None)
     if missing:
         handles.append(nothing_drawn(f"expected: not calibrated ({', '.join(missing)})"))
     if measured:

@@ -25,7 +25,7 @@ LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo")
 FORMATS = ("svg", "png", "pdf")
-SIZE, DPI = (7.0, 5.0), 150.0
+SIZE, DPI, NOTEBOOK_DPI = (7.0, 5.0), 150.0, 80.0
 LARGEST_SIDE, LARGEST_DPI = 60.0, 1200.0
 
 STYLE: dict[str, Any] = {
@@ -76,7 +76,7 @@ def _picture() -> type[Figure]:
             return f"<figure {width:g} x {height:g} in, {digest(self)}>"
 
         def _repr_png_(self) -> bytes:
-            return written(self, "png", 90.0)
+            return written(self, "png", NOTEBOOK_DPI)
 
     return Picture
 
