@@ -214,9 +214,6 @@ TOLERANCE = {
     "fp32": Tolerance(1e-6, "fp32 sums in another order"),
 }
 QWEN3_NEXT: dict[str, Any] = {"HK": 16, "H": 32, "K": 128, "V": 128}
-BUILDS = (
-    Build(Delta("qwen3-next", "bf16", (1,) * 64, **QWEN3_NEXT), targets=EVERYWHERE),
-    Build(Delta("qwen3-next-verify", "bf16", (4,) * 16, **QWEN3_NEXT, kept="bf16")),
-)
+BUILDS = (Build(Delta("qwen3-next", "bf16", (1,) * 64, **QWEN3_NEXT), targets=EVERYWHERE),)
 MEASURED = (Delta("qwen3-next-256", "bf16", (1,) * 256, **QWEN3_NEXT),)
 SPEC = Spec("gated_delta_step", "DeltaRule", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,11 +48,18 @@ def mutate(mutant: Mutant, folder: Path) -> Spec:
     return spec
 
 
+@cache
+def failures(kernel: str, case: str) -> tuple[str, ...]:
+    """What the proof of the kernel without a fault says; proved once per case."""
+    spec = load(kernel)
+    return prove(spec, next(one for one in spec.cases if one.name == case)).failures
+
+
 def found(mutant: Mutant, folder: Path) -> str:
     """What the proof of the faulty kernel says; the kernel without the fault must pass. Raises AssertionError otherwise."""
     spec = mutate(mutant, folder)
     case = next(case for case in spec.cases if case.name == mutant.case)
-    assert prove(load(mutant.kernel), case).failures == ()
+    assert failures(mutant.kernel, mutant.case) == ()
     try:
         return "; ".join(prove(spec, case).failures)
     except Exception as error:
