@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from roofline.components.linear import Linear
-from roofline.components.mixing import Elementwise
+from roofline.components.mixing import Quantise
 from roofline.cost import Cost
 from roofline.formats import INT8
 from roofline.kernels import buffers
@@ -28,8 +28,6 @@ from roofline.work import Work
 
 MOST = 127
 """The largest magnitude of an int8 code; -128 is left out, so that the range is symmetric."""
-QUANTIZE_FLOPS = 3
-"""Elementwise FLOPs of the quantising pass per element: magnitude and maximum, division, rounding."""
 
 
 @triton.jit
@@ -172,19 +170,15 @@ def launch(case: Scaled, tensors: Tensors) -> Tensors:
 
 
 def useful(case: Scaled) -> tuple[Cost, Cost]:
-    """The component's Costs: of the matmul, int8 in and 16 bits out, and of the pass that quantises (none if static).
+    """The components' Costs: of the matmul, int8 in and 16 bits out, and of the pass that quantises (none if static).
 
-    A scale per channel or token is no part of the int8 format; those bytes are the launch's.
+    The int8 format has no scales of its own: those that the matmul reads are the launch's.
     """
     work, result = Work(1, case.M), TYPES[case.dtype].format
     read = Linear(case.K, case.N, weight=INT8, activation=INT8).cost(work)
     written = Linear(case.K, case.N, case.bias, INT8, result).cost(work)
     product = Cost(dict(written.flops), {**read.read, "weights": written.read["weights"]}, dict(written.write), 1)
-    if not case.dynamic:
-        return product, Cost()
-    wide = Elementwise(case.K, 0, QUANTIZE_FLOPS * case.K, result).cost(work)
-    narrow = Elementwise(0, case.K, 0, INT8).cost(work)
-    return product, Cost(dict(wide.flops), dict(wide.read), dict(narrow.write), 1)
+    return product, Quantise(case.K, "token", activation=result, stored=INT8).cost(work) if case.dynamic else Cost()
 
 
 def expected(case: Scaled, tensors: Tensors) -> Expected:
@@ -206,8 +200,8 @@ def expected(case: Scaled, tensors: Tensors) -> Expected:
     if case.dynamic:
         kernels["quantize_tokens_kernel"] = Launch(case.M, {
             "x": Moved("activations", read=pass_.read["activations"]),
-            "codes": Moved("activations", written=pass_.write["activations"]),
-            "scales": Moved("", written=4 * case.M),
+            "codes": Moved("activations", written=pass_.write["activations"] - 4 * case.M),
+            "scales": Moved("activations", written=4 * case.M),
         })  # fmt: skip
     padding = 2 * (rows * cut.BM * columns * cut.BN * steps * cut.BK - case.M * case.N * case.K)
     return Expected(product + pass_, kernels, TYPES["int8"].triton, padding)

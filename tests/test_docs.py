@@ -23,6 +23,8 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_the_python_blocks_of_a_page_run(page: Path) -> None:
     pytest.importorskip("numpy")
     pytest.importorskip("sympy")
+    if any("import torch" in block for block in blocks(page, "python")):
+        pytest.importorskip("torch")
     names: dict[str, Any] = {}
     for number, block in enumerate(blocks(page, "python"), 1):
         exec(compile(block, f"{page.name}, block {number}", "exec"), names)
