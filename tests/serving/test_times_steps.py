@@ -1,0 +1,216 @@
+"""Calibrated step times and the closed form: laws that hold for any deployment, and the figures that they must give."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roofline.accelerator import load_accelerator
+from roofline.configs.load import load_model
+from roofline.edits import apply, dtype, kv_dtype
+from roofline.engines.profile import load_engine
+from roofline.errors import InputError, UnsupportedModel
+from roofline.expected.arithmetic import ceil, clip, floor, log2, maximum, minimum, sqrt, where
+from roofline.expected.serving import fitted, serving_of
+from roofline.parallel.mesh import Mesh
+from roofline.serving.calibrated import ExpectedSteps
+from roofline.serving.closed_form import Client, closed_form, loads, steady
+from roofline.serving.steps import BoundSteps, StepShape, step_times
+from roofline.sharded import ShardedDeployment
+
+LLAMA = apply(load_model("llama-3.1-70b"), [dtype("fp8"), kv_dtype("fp8")])
+PLACES = {
+    "llama-70b fp8": (LLAMA, "h100-sxm", Mesh(tp=4), "vllm"),
+    "llama-8b": (load_model("llama-3.1-8b"), "h100-sxm", Mesh(), "trtllm"),
+    "gpt-oss": (load_model("gpt-oss-120b"), "h200-sxm", Mesh(tp=2), "vllm"),
+    "deepseek-v3": (load_model("deepseek-v3"), "h200-sxm", Mesh(tp=8), "sglang"),
+}
+
+
+def place(name: str) -> ShardedDeployment:
+    model, gpu, mesh, _ = PLACES[name]
+    return ShardedDeployment(model, load_accelerator(gpu), mesh=mesh)
+
+
+STEPS = {name: ExpectedSteps(place(name), PLACES[name][3]) for name in PLACES}
+BOUNDS = {name: BoundSteps(place(name)) for name in PLACES}
+
+
+def shape(decodes: int, context: int, chunks: int = 0, chunk: int = 0, behind: int = 0) -> StepShape:
+    pairs = chunks * (chunk * behind + chunk * (chunk + 1) // 2)
+    return StepShape(chunks * chunk, pairs, chunks, decodes, decodes * context)
+
+
+@pytest.mark.parametrize("name", PLACES)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_no_step_is_faster_than_its_bound(name: str, data: st.DataObject) -> None:
+    decodes = data.draw(st.integers(0, 256))
+    chunks = data.draw(st.integers(0 if decodes else 1, 4))
+    one = shape(
+        decodes, data.draw(st.integers(1, 20_000)), chunks, data.draw(st.integers(1, 2048)), data.draw(st.integers(0, 8192))
+    )
+    assert STEPS[name].seconds(one) >= BOUNDS[name].seconds(one)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_run_of_decodes_is_its_steps_one_by_one(name: str) -> None:
+    run = STEPS[name].decode_run(16, 16 * 1000, 8)
+    each = [STEPS[name].seconds(StepShape(decodes=16, decode_context=16 * (1000 + step))) for step in range(8)]
+    assert run == pytest.approx(each, rel=1e-12)
+
+
+def test_remembered_rows_are_those_evaluated_anew() -> None:
+    """Beyond a few numbers of rows blocks are filled at once: the same seconds, to rounding."""
+    worn = ExpectedSteps(place("llama-8b"), "trtllm")
+    for decodes in range(1, 200):
+        worn.seconds(shape(decodes, 500))
+    for decodes in (3, 150, 199, 600):
+        fresh = ExpectedSteps(place("llama-8b"), "trtllm").seconds(shape(decodes, 500))
+        assert worn.seconds(shape(decodes, 500)) == pytest.approx(fresh, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_more_work_takes_longer(name: str) -> None:
+    steps = STEPS[name]
+    base = steps.seconds(shape(32, 2000))
+    assert base < steps.seconds(shape(32, 8000))
+    assert base < steps.seconds(shape(64, 2000))
+    assert base < steps.seconds(shape(32, 2000, 1, 1024)) < steps.seconds(shape(32, 2000, 4, 1024))
+
+
+def test_verifying_drafts_costs_more_than_decoding_and_less_than_that_many_steps() -> None:
+    steps = STEPS["llama-70b fp8"]
+    one = steps.seconds(StepShape(decodes=8, decode_context=8000))
+    verified = steps.seconds(StepShape(decodes=8, decode_context=8000, drafted=3))
+    assert one < verified < 2 * one
+
+
+def test_time_models_say_the_same_over_floats_and_arrays() -> None:
+    values = np.array([0.3, 1.0, 2.5, 1000.0])
+    for function in (ceil, floor, sqrt, log2):
+        assert [function(float(x)) for x in values] == pytest.approx(function(values).tolist(), rel=1e-15)
+    assert [maximum(float(x), 2.0) for x in values] == maximum(values, 2.0).tolist()
+    assert [minimum(2.0, float(x)) for x in values] == minimum(2.0, values).tolist()
+    assert [clip(float(x), 1.0, 2.0) for x in values] == clip(values, 1.0, 2.0).tolist()
+    assert [where(float(x) > 1, 5.0, 6.0) for x in values] == where(values > 1, 5.0, 6.0).tolist()
+
+
+def test_a_step_of_floats_needs_no_numpy() -> None:
+    code = (
+        "import sys\n"
+        "from roofline.accelerator import load_accelerator\n"
+        "from roofline.configs.load import load_model\n"
+        "from roofline.inference import Deployment\n"
+        "from roofline.serving.calibrated import ExpectedSteps\n"
+        "from roofline.serving.steps import StepShape\n"
+        "steps = ExpectedSteps(Deployment(load_model('llama-3.1-8b'), load_accelerator('h100-sxm')), 'vllm')\n"
+        "assert steps.seconds(StepShape(decodes=8, decode_context=8000)) > 0\n"
+        "print('numpy' in sys.modules)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+def test_what_has_no_constants_is_a_bound_that_says_why() -> None:
+    hybrid = ShardedDeployment(load_model("qwen3-next-80b-a3b"), load_accelerator("h200-sxm"), mesh=Mesh(tp=2))
+    times = step_times(hybrid, load_engine("vllm"))
+    assert times.provenance == "datasheet"
+    assert any("no time model" in note for note in times.notes)
+    with pytest.raises(UnsupportedModel, match="no time model"):
+        ExpectedSteps(hybrid, "vllm")
+    assert step_times(place("llama-8b")).provenance == "datasheet"
+
+
+def test_what_leaves_the_calibrated_range_says_so() -> None:
+    far = ShardedDeployment(load_model("llama-3.1-8b"), load_accelerator("a100-sxm-80gb"))
+    times = step_times(far, load_engine("vllm"))
+    assert times.provenance == "calibrated"
+    assert any("a100-sxm-80gb is outside the calibrated range of vllm" in note for note in times.notes)
+    inside = step_times(place("llama-8b"), load_engine("trtllm"))
+    assert not any("outside" in note for note in inside.notes)
+
+
+def test_constants_lie_within_their_bounds_and_say_where_they_come_from() -> None:
+    from roofline.expected.serving import ENGINE_CONSTANTS, SHARED_CONSTANTS
+
+    data = fitted()
+    assert {"package", "date", "split", "rows"} <= set(data)
+    for engine in data["engine"]:
+        constants = serving_of(engine)
+        for constant in (*ENGINE_CONSTANTS, *SHARED_CONSTANTS):
+            assert constant.low <= getattr(constants, constant.name) <= constant.high
+    assert len(ENGINE_CONSTANTS) <= 3
+    with pytest.raises(UnsupportedModel, match="no serving constants"):
+        serving_of("tgi")
+
+
+def test_one_client_waits_for_nobody() -> None:
+    """A single closed-loop client: TPOT is a decode step, TTFT its own prefill and half a step."""
+    deployment, engine = place("llama-70b fp8"), load_engine("vllm")
+    steps = STEPS["llama-70b fp8"]
+    answer = closed_form(deployment, engine, 1, 1000, 200, times=steps)
+    assert answer.tpot_s == pytest.approx(steps.seconds(shape(1, 1100)))
+    own = steps.seconds(shape(1, 1100, 1, 1000)) + 0.5 * answer.tpot_s + steps.request_seconds(1.0)
+    assert answer.ttft_s == pytest.approx(own)
+    assert answer.output_tok_per_s == pytest.approx(200 / (answer.ttft_s + 199 * answer.tpot_s))
+
+
+def test_prompts_of_others_lengthen_tokens_and_a_full_cache_makes_requests_wait() -> None:
+    deployment, engine = place("llama-8b"), load_engine("trtllm")
+
+    def answer(clients: int, tokens: float | None = None):
+        return closed_form(deployment, engine, clients, 2000, 200, times=STEPS["llama-8b"], capacity_tokens=tokens)
+
+    few, many = answer(4), answer(64)
+    assert few.tpot_s < many.tpot_s
+    assert few.output_tok_per_s < many.output_tok_per_s
+    full = answer(64, 10_000.0)
+    assert full.running == pytest.approx(10_000 / 2120)
+    assert full.full
+    assert not many.full
+    assert full.ttft_s > 10 * many.ttft_s
+    assert full.output_tok_per_s < many.output_tok_per_s
+
+
+def test_long_prompts_are_cut_by_the_token_budget() -> None:
+    cut = loads(8.0, 30_000.0, 500.0, 1e9, 8192.0)
+    assert cut.turns == 4.0
+    assert cut.mixed.chunk * cut.turns == pytest.approx(30_000)
+    whole = loads(8.0, 4000.0, 500.0, 1e9, 8192.0)
+    assert (whole.turns, whole.group, whole.mixed.behind) == (1.0, 1.0, 0.0)
+
+
+def test_a_wave_waits_for_half_of_the_others_prompts_before_and_after_its_first_token() -> None:
+    client = Client(wave=1.0)
+    found = loads(64.0, 4096.0, 256.0, 1e9, 8192.0, client)
+    assert found.group == 2.0
+    means = steady(found, 0.02, 0.5, 0.4, 0.0, 64.0, 256.0, client)
+    assert means.ttft == pytest.approx(65 / 2 * 0.2)
+    assert means.tpot == pytest.approx(0.02 + 63 / 256 * 0.1)
+
+
+def test_the_first_round_of_ten_waits_for_half_of_the_others() -> None:
+    """InferenceX: ten prompts per client, all clients start at once: (1 / 10) (R - 1) / 2 prompts on average."""
+    found = loads(32.0, 1000.0, 1000.0, 1e9, 8192.0)
+    ten = steady(found, 0.01, 0.05, 0.05, 0.0, 32.0, 1000.0, Client(rounds=10.0))
+    endless = steady(found, 0.01, 0.05, 0.05, 0.0, 32.0, 1000.0)
+    assert ten.ttft - endless.ttft == pytest.approx(0.05 * 31 * 0.04)
+
+
+@pytest.mark.parametrize(
+    ("clients", "prompt", "output", "cached"), [(0, 10, 10, 0), (1, 0, 10, 0), (1, 10, 0, 0), (1, 10, 10, 10)]
+)
+def test_sizes_out_of_range_are_named(clients: int, prompt: int, output: int, cached: int) -> None:
+    with pytest.raises(InputError, match="give"):
+        closed_form(place("llama-8b"), None, clients, prompt, output, times=BOUNDS["llama-8b"], cached=cached)
+
+
+def test_a_request_that_no_cache_holds_is_refused() -> None:
+    with pytest.raises(InputError, match="does not fit"):
+        closed_form(place("llama-8b"), None, 1, 1000, 1000, times=BOUNDS["llama-8b"], capacity_tokens=1500.0)
