@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from roofline import Deployment, Work, load_accelerator
 from roofline.components.attention import Attention, AttentionBlock, UnfusedAttention
+from roofline.components.draft_heads import MedusaHeads
 from roofline.components.feedforward import MLP
 from roofline.components.linear import Embedding, Linear
 from roofline.components.mixing import Quantise, layer_norm, rms_norm
@@ -62,6 +63,7 @@ COMPONENTS = {
     "unfused": UnfusedAttention(N, K, H),
     "block": AttentionBlock(D, N, K, H, rotary=8, qkv_bias=True, qk_norm="head", gated=True),
     "mlp": MLP(D, F, weight=FORMATS["fp8-block"]),
+    "medusa": MedusaHeads(D, V, 3, 2),
     "mlp-plain": MLP(D, F, gated=False, bias=True),
 }
 POINTS = [(1, 1, 0), (3, 1, 17), (2, 9, 0), (5, 4, 11), (7, 13, 6), (2, 6, 7), (1, 5, 5)]
