@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 import dataclasses
+from itertools import pairwise
 
 import torch
 from hypothesis import given, settings
@@ -38,7 +39,7 @@ def run_parts(run, tensors: Tensors, cuts: list[int], by_token: tuple[str, ...] 
     """Outputs and last state of a sequence that is run from cut to cut, the state handed on in its slot."""
     tensors = {**tensors, "state": tensors["state"].clone()}
     with counting():
-        outputs = [run(part(tensors, *span, by_token)) for span in zip(cuts, cuts[1:], strict=False)]
+        outputs = [run(part(tensors, *span, by_token)) for span in pairwise(cuts)]
     return {"out": torch.cat(outputs), "state": tensors["state"]}
 
 
