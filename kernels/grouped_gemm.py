@@ -239,12 +239,15 @@ class Experts(Case):
 
 
 def inputs(case: Experts, device: str) -> Tensors:
-    """Tokens (or rows), weights scaled so that products stay near 1, and a routing in the sorted order."""
+    """Tokens (or rows), weights scaled so that products stay near 1, and a routing in the sorted order.
+
+    Offsets have values on the meta device, too: what is expected follows from them.
+    """
     source, scale = Source(case.name, device), case.K**-0.5
-    flat = routing(source, case.T, case.E, case.k, case.busy).flatten()
-    order = flat.long().argsort(stable=True).to(torch.int32)
-    per_expert = torch.empty(case.E) if device == "meta" else torch.bincount(flat.long(), minlength=case.E)
-    offsets = torch.nn.functional.pad(per_expert.cumsum(0), (1, 0)).to(torch.int32).to(device)
+    flat = routing(source, case.T, case.E, case.k, case.busy).flatten().long()
+    order = flat.argsort(stable=True).to(torch.int32).to(device)
+    ends = torch.bincount(flat, minlength=case.E).cumsum(0)
+    offsets = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32).to("cpu" if device == "meta" else device)
     rows, blocks = case.T if case.gathers else case.rows, ceil_div(case.K, GROUP)
     shape = (case.E, case.held)
     x_scales = w_scales = None

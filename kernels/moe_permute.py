@@ -171,12 +171,10 @@ class Routed(Case):
 
 
 def routing(source: Source, T: int, E: int, k: int, busy: int | None = None) -> torch.Tensor:
-    """Choices ``[T, k]``, int32, distinct within a token: of the last ``busy`` experts, evenly."""
-    if source.device == "meta":
-        return torch.empty(T, k, dtype=torch.int32, device="meta")
+    """Choices ``[T, k]``, int32, on the host, distinct within a token: of the last ``busy`` experts, evenly."""
     number = busy or E
     chosen = torch.rand(T, number, generator=source.generator).argsort(1)[:, :k] + E - number
-    return chosen.to(torch.int32).to(source.device)
+    return chosen.to(torch.int32)
 
 
 def inputs(case: Routed, device: str) -> Tensors:
@@ -184,7 +182,7 @@ def inputs(case: Routed, device: str) -> Tensors:
     source = Source(case.name, device)
     return {
         "x": source.normal(case.T, case.D, dtype=case.dtype),
-        "chosen": routing(source, case.T, case.E, case.k, case.busy),
+        "chosen": routing(source, case.T, case.E, case.k, case.busy).to(device),
         "weights": source.uniform(case.T, case.k),
         "y": source.normal(case.T * case.k, case.D, dtype=case.dtype),
         "shared": source.normal(case.T, case.D, dtype=case.dtype) if case.shared else None,

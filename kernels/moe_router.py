@@ -215,7 +215,7 @@ def library(case: Routing, tensors: Tensors) -> Any:
             choice = grouped.masked_fill(out[..., None], -torch.inf).flatten(1)
         chosen = choice.topk(rule.k, 1).indices
         weights = scores.gather(1, chosen)
-        return weights / weights.sum(1, keepdim=True) * rule.factor, chosen
+        return (weights / weights.sum(1, keepdim=True) if rule.normalise else weights) * rule.factor, chosen
 
     return run if rule.score != "sqrtsoftplus" else None
 

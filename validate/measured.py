@@ -235,7 +235,7 @@ def measure(spec: Spec, case: Case, roofs: Roofs, clock: Clock) -> Measurement:
             others = [spec.library(case, tensors) for tensors in inputs]
             if others[0] is not None:
                 library = clock.both([other for other in others if other is not None])[0]
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             torch.cuda.synchronize()
             comment = f"library: {str(error).splitlines()[0][:120]}"
     return Measurement(

@@ -23,6 +23,8 @@ from roofline.kernels.gemm import Tiles
 from roofline.kernels.grouped_gemm import grouped_gemm, most_tiles
 from roofline.kernels.moe_permute import combine, permute, sort
 from roofline.kernels.moe_router import Rule, moe_router
+from roofline.kernels.registry import load
+from roofline.validate.compare import rms_ratio
 from roofline.validate.counted import Counts, counting
 from roofline.work import Work
 
@@ -261,6 +263,28 @@ def test_enough_tiles_start_for_every_histogram_and_no_more_than_the_worst_needs
     hit = min(rows, E)
     worst = [rows - hit + 1, *[1] * (hit - 1)] if rows else []
     assert sum(-(-one // BM) for one in worst) == most_tiles(rows, E, BM)
+
+
+@pytest.mark.parametrize(
+    ("name", "cases", "outputs"),
+    [
+        ("moe_router", ("mixtral", "ragged", "grouped-sigmoid", "grouped-odd"), ("weights", "chosen")),
+        ("moe_permute", ("ragged", "shared"), ("permuted", "combined")),
+        ("grouped_gemm", ("chosen", "gated", "sorted-rows"), ("out",)),
+        ("quantize_fp8", ("whole-blocks", "token", "normalised"), ("codes",)),
+    ],
+)
+def test_what_times_are_compared_with_does_the_same(name: str, cases: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+    spec = load(name)
+    assert spec.library is not None
+    for case in spec.cases:
+        if case.name in cases:
+            tensors = spec.inputs(case, "cpu")
+            run, right = spec.library(case, tensors), spec.reference(case, tensors)
+            assert run is not None
+            found = run()
+            for output, part in zip(outputs, found if isinstance(found, tuple) else (found,), strict=False):
+                assert rms_ratio(part, right[output].double()) < 2e-2
 
 
 def test_a_histogram_has_a_number_for_every_expert_and_the_router_may_write_another_format() -> None:
