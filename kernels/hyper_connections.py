@@ -304,10 +304,10 @@ def expected(case: Streams, tensors: Tensors) -> Expected:
 
 CASES = (
     Streams("chosen", "bf16", 5, 4, 520),
-    Streams("ragged", "bf16", 19, 3, 77, iterations=6, split=Split(16, 2)),
+    Streams("ragged", "bf16", 19, 3, 77, iterations=2, split=Split(16, 2)),
     Streams("blocks", "bf16", 3, 2, 1100, iterations=3),
     Streams("half", "fp16", 7, 4, 96, split=Split(16, 1)),
-    Streams("single", "fp32", 17, 5, 40, iterations=7, split=Split(16, 3)),
+    Streams("single", "fp32", 6, 5, 40, iterations=5, split=Split(16, 3)),
     Streams("one-iteration", "bf16", 1, 4, 64, iterations=1),
     Streams("head", "bf16", 6, 4, 130, head=True, split=Split(16, 2)),
 )
