@@ -94,11 +94,8 @@ class Traffic:
         else:
             assert self.prompt is not None
             assert self.output is not None
-            prompt, output = self.prompt, self.output
-            if longest is not None:
-                prompt, output = (one.cut(max(1, longest - self.prefix)) for one in (prompt, output))
             found = synthetic(
-                self.requests or max(REQUESTS, 10 * (load.concurrency or 0)), prompt, output, rate=load.rate,
+                self.requests or max(REQUESTS, 10 * (load.concurrency or 0)), self.prompt, self.output, rate=load.rate,
                 concurrency=load.concurrency, burst=self.burst, seed=self.seed, prefix=self.prefix, turns=self.turns,
                 think_s=self.think_s, classes=self.classes, longest=longest,
             )  # fmt: skip
@@ -156,7 +153,9 @@ def _traffic(**given: Any) -> Traffic:
         raise InputError("think: only sessions of several turns think between them; give --turns")
     assumes = []
     if trace is None:
-        lengths = "; prompts of later turns hold all that was said before" if turns > 1 else ""
+        cut = "lognormal" in (prompt.kind if prompt else "", output.kind if output else "")
+        lengths = ", and cut so that a request fits into max-model-len" if cut else ""
+        lengths += "; prompts of later turns hold all that was said before" if turns > 1 else ""
         assumes.append(f"lengths are drawn independently{lengths}")
     if loads[0].rate is not None and trace is None:
         kind = {0.0: "evenly spaced", 1.0: "a Poisson process"}.get(burst, f"gamma distributed gaps, variation {burst:g}")

@@ -16,7 +16,7 @@ from roofline.serving.replica import Replica
 from roofline.serving.request import Request
 from roofline.serving.workload import Workload
 
-ARRIVAL, TRANSFER, STEP = 0, 1, 2
+ARRIVAL, SCHEDULED, TRANSFER, STEP = 0, 1, 2, 3
 FOREVER = float("inf")
 
 
@@ -133,7 +133,7 @@ class _Run:
     """One workload on its way through the replicas."""
 
     def __init__(self, cluster: Cluster, workload: Workload) -> None:
-        self.replicas, self.decoders, self.link = cluster.replicas, cluster.decoders, cluster.link
+        self.replicas, self.decoders, self.link, self.lag = cluster.replicas, cluster.decoders, cluster.link, cluster.lag
         self.everyone = [*cluster.replicas, *cluster.decoders]
         self.place = {id(replica): index for index, replica in enumerate(self.everyone)}
         self.source = _Source(workload)
@@ -211,7 +211,15 @@ class _Run:
             self.arrival[request.number] = now
             self.follow(self.source.replaced(now))
             return
-        self.deliver(_least(self.replicas, request), request, now)
+        replica = _least(self.replicas, request)
+        if self.lag is None:
+            self.deliver(replica, request, now)
+        else:
+            self.push(now + self.lag(replica.load + 1), SCHEDULED, (self.place[id(replica)], request))
+
+    def scheduled(self, waited: tuple[int, Request], now: float) -> None:
+        """A request has passed the front end of its replica."""
+        self.deliver(self.everyone[waited[0]], waited[1], now)
 
     def transfer(self, travelled: tuple[int, Request], now: float) -> None:
         """A cache has travelled: its blocks are free where it came from."""
@@ -233,7 +241,7 @@ class _Run:
             self.push(sooner, STEP, index)
 
 
-HANDLERS: tuple[Callable[[_Run, Any, float], None], ...] = (_Run.arrive, _Run.transfer, _Run.step)
+HANDLERS: tuple[Callable[[_Run, Any, float], None], ...] = (_Run.arrive, _Run.scheduled, _Run.transfer, _Run.step)
 
 
 class Cluster:
@@ -242,14 +250,18 @@ class Cluster:
     Args:
         replicas: that take requests as they arrive. decoders: with them ``replicas`` only prefill, and hand caches over.
         link: carries caches to ``decoders``; each prefilling replica has one.
+        lag: seconds between a request's arrival and its scheduling, by the requests of its replica; None for none.
 
     Raises InputError where only one of ``decoders`` and ``link`` is given.
     """
 
-    def __init__(self, replicas: Sequence[Replica], decoders: Sequence[Replica] = (), link: Link | None = None) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], decoders: Sequence[Replica] = (), link: Link | None = None,
+        lag: Callable[[int], float] | None = None,
+    ) -> None:  # fmt: skip
         if bool(decoders) != (link is not None):
             raise InputError("disaggregation: replicas that decode need a link that brings them caches, and the other way round")
-        self.replicas, self.decoders, self.link = list(replicas), list(decoders), link
+        self.replicas, self.decoders, self.link, self.lag = list(replicas), list(decoders), link, lag
 
     def serve(self, workload: Workload) -> Outcome:
         """Serves a workload to its end."""

@@ -221,6 +221,7 @@ class Result:
             "misses": list(self.misses),
             "steps": sum(t.steps for t in totals),
             "utilisation": None if span <= 0 else busy / (span * len(totals)),
+            "utilisation_by_replica": [t.busy_s / span if span > 0 else None for t in totals],
             "mean_decode_batch": sum(t.decode_slots for t in totals) / decode_steps if decode_steps else None,
             "prefill_tokens_computed": sum(t.prompt_tokens for t in totals),
             "prefix_hit_tokens": int(outcome.hit[done].sum()),

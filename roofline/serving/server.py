@@ -186,16 +186,16 @@ class Server:
 
     def cluster(self) -> Cluster:
         """Its replicas, all of them empty."""
-        each, options = self.parallel, self.options
+        each, options, lag = self.parallel, self.options, getattr(self.times, "request_seconds", None)
         if not options.prefill_replicas:
-            return Cluster([self._replica(i, "replica") for i in range(each * options.replicas)])
+            return Cluster([self._replica(i, "replica") for i in range(each * options.replicas)], lag=lag)
         prefill = [self._replica(i, "prefill", True) for i in range(each * options.prefill_replicas)]
         decode = [self._replica(i, "decode") for i in range(each * options.replicas)]
         given = options.link if options.link is not None else "network"
         rate = self._link_rate(given) if isinstance(given, str) else float(given)
         mesh = getattr(self.deployment, "mesh", None)
         ranks = 1 if mesh is None else mesh.tp * mesh.pp
-        return Cluster(prefill, decode, Link(rate, _PerRank(self.deployment.model, ranks)))
+        return Cluster(prefill, decode, Link(rate, _PerRank(self.deployment.model, ranks)), lag)
 
     def serve(self, workload: Workload) -> Outcome:
         """Serves a workload to its end."""

@@ -109,7 +109,7 @@ class BoundSteps:
             whole: numpy.ndarray[Any, Any] = self._stages[0].decode_seconds(decodes, contexts)
             return whole
         turns = min(decodes, self._turns)
-        each = [stage.decode_seconds(-(-decodes // turns), contexts / turns) for stage in self._stages]
+        each = [stage.decode_seconds(-(-decodes // turns), numpy.floor(contexts / turns)) for stage in self._stages]
         longest: numpy.ndarray[Any, Any] = numpy.maximum(sum(each), turns * numpy.max(each, axis=0))
         return longest
 

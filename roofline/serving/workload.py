@@ -106,7 +106,8 @@ def synthetic(
         concurrency: users that wait for their answers, instead of a rate. burst: see ``arrivals``.
         prefix: tokens that all prompts begin with, beside ``prompt``. turns: requests of a session; each prompt holds all
             that was said before. think_s: mean seconds between an answer and the next turn, exponential.
-        classes: priorities 0 ... classes - 1, equally likely. longest: sessions end before prompt and output exceed it.
+        classes: priorities 0 ... classes - 1, equally likely. longest: log-normal lengths are cut, and sessions end, so that
+            prompt and output do not exceed it.
 
     Raises InputError for sizes out of range.
     """
@@ -124,6 +125,11 @@ def synthetic(
         raise InputError(f"think: {think_s!r} is out of range; give seconds from 0 on")
     random = _generator(seed)
     prompts, outputs = prompt.draw(number, random), output.draw(number, random)
+    if longest is not None:
+        if prompt.kind == "lognormal":
+            prompts = numpy.minimum(prompts, max(1, longest - prefix - 1))
+        if output.kind == "lognormal":
+            outputs = numpy.minimum(outputs, numpy.maximum(1, longest - prefix - prompts))
     starts = numpy.arange(number) % turns == 0
     times = numpy.zeros(number)
     times[starts] = arrivals(int(starts.sum()), rate, random, burst)
