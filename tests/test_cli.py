@@ -60,7 +60,7 @@ def test_every_combination_of_swept_options_is_one_point(cli: Cli, llama: Path) 
     ]
     assert all(key in point for point in found for key in CONTRACT)
     assert {type(point["weight_bytes"]) for point in found} == {int}
-    assert all(point["tpot_expected_s"] is None for point in found)
+    assert all(point["tpot_expected_s"] > point["tpot_bound_s"] for point in found)
     assert all(point["total_bytes"] == point["weight_bytes"] + point["kv_bytes"] for point in found)
     assert all(
         point["required_bytes"] == point["total_bytes"] + point["new_kv_bytes"] + point["workspace_bytes"] for point in found

@@ -13,14 +13,13 @@ Cli = Callable[..., Any]
 
 TEXT, COUNT, FLAG, REAL = (str,), (int,), (bool,), (float,)
 NUMBER = (int, float)
-NEVER = (type(None),)
 
 SCHEMA: dict[str, tuple[type, ...]] = {
     "schema": COUNT, "model": TEXT, "variant": TEXT, "edits": (list,), "gpu": TEXT, "convention": TEXT,
     "batch": COUNT, "context_tokens": COUNT, "dtype": TEXT, "kv_dtype": (str, type(None)),
     "weight_bytes": NUMBER, "kv_bytes": NUMBER, "total_bytes": NUMBER, "workspace_bytes": NUMBER, "required_bytes": NUMBER,
     "capacity_bytes": NUMBER, "memory_fraction": REAL, "fits": FLAG,
-    "tpot_bound_s": REAL, "tpot_serial_s": REAL, "tpot_expected_s": NEVER,
+    "tpot_bound_s": REAL, "tpot_serial_s": REAL, "tpot_expected_s": (float, type(None)),
     "output_tok_per_s_bound": REAL, "output_tok_per_s_per_user_bound": REAL, "bound_by": TEXT,
     "input_tokens": (int, type(None)), "output_tokens": (int, type(None)),
     "ttft_bound_s": (float, type(None)), "ttft_serial_s": (float, type(None)),

@@ -19,6 +19,7 @@ from roofline.memory import Memory, plain
 from roofline.model import Model
 
 if TYPE_CHECKING:
+    from roofline.cli.expected_times import Expected
     from roofline.parallel.mesh import Mesh
 
 MOST_POINTS = 100_000
@@ -113,6 +114,7 @@ class Point:
         last: memory of the generation's last step, where both were given.
         input_tokens, output_tokens: as given.
         mesh: how the model is split over several GPUs, None for one. ranks: the model as they hold it.
+        expected: the calibrated time of the step, where it was looked for.
     """
 
     variant: Variant
@@ -126,6 +128,7 @@ class Point:
     output_tokens: int | None = None
     mesh: Mesh | None = None
     ranks: Any = None
+    expected: Expected | None = None
 
     @property
     def context(self) -> int:
@@ -190,7 +193,7 @@ class Point:
             "fits": self.fits,
             "tpot_bound_s": step.bound_s,
             "tpot_serial_s": step.serial_s,
-            "tpot_expected_s": None,
+            **(self.expected.record() if self.expected else {"tpot_expected_s": None}),
             "output_tok_per_s_bound": step.output_tok_per_s,
             "output_tok_per_s_per_user_bound": step.output_tok_per_s_per_user,
             "bound_by": step.bound_by,

@@ -107,6 +107,7 @@ def _columns(points: Sequence[Point]) -> list[Column]:
         ("required\nGiB", lambda p: gib(p.step.memory.required_bytes)),
         ("TPOT\nbound ms", lambda p: ms(p.step.bound_s)),
         ("TPOT\nserial ms", lambda p: ms(p.step.serial_s)),
+        *([("TPOT\nexpected ms", lambda p: ms(p.expected.seconds if p.expected else None))] if first.expected else []),
         ("output\ntok/s", lambda p: count(float(p.step.output_tok_per_s))),
         ("tok/s\nper user", lambda p: count(float(p.step.output_tok_per_s_per_user))),
         ("bound by", lambda p: p.step.bound_by),
@@ -153,6 +154,24 @@ def _after(points: Sequence[Point], assumes: list[str], fix: list[str]) -> list[
     return lines
 
 
+def _with_expected(question: Question, points: list[Point], engine: str | None, out: Output) -> tuple[list[Point], list[str]]:
+    """(points with expected times, what to say of them); a table shows them where an engine was named."""
+    if engine is None and out.format in ("table", "md"):
+        return points, []
+    from dataclasses import replace
+
+    from roofline.cli.expected_times import DEFAULT_ENGINE, expected
+    from roofline.engines.profile import load_engine
+
+    name = load_engine(engine).id if engine else DEFAULT_ENGINE
+    found = list(expected(question, points, name))
+    told = dict.fromkeys(one.said for one in found if one.said) if engine else {}
+    errors = [one.error for one in found if one.error is not None] if engine else []
+    mean = f"{100 * max(errors, default=0.0):.0f} % off on models they were not fitted to"
+    head = [f"expected times are those of {name} servers, {mean}"] if errors else []
+    return [replace(p, expected=one) for p, one in zip(points, found, strict=True)], [*head, *told]
+
+
 @bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, out=OUTPUT)
 def what_if(
     model: Model,
@@ -177,6 +196,10 @@ def what_if(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compare with naive generation that re-runs the whole sequence per token.")
     ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="NAME", help="Shows what a decode step takes under vllm, trtllm, sglang or llamacpp."),
+    ] = None,
     check: Check = False,
     *,
     edits: Chosen,
@@ -216,6 +239,8 @@ def what_if(
     points = [point for variant in compared for point in question.points(variant)]
     if convention == "lecture":
         assumes.append("all parameters but norms, and the KV read, over the bandwidth; nothing else takes time")
+    points, told = _with_expected(question, points, engine, out)
+    assumes += told
     given = question.source
     out.note(*_before(question, points, out))
     out.records(

@@ -38,9 +38,10 @@ from roofline.expected.kernels import (
 )  # fmt: skip
 from roofline.expected.load import Load
 from roofline.model import Model
-from roofline.parallel.experts import Gathered
 
 LOAD = "load"
+GATHERED = "gathered"
+"""Kind of a kernel that runs over the tokens of several ranks (``parallel.experts``, whose import a short answer spares)."""
 ROWS: dict[str, Callable[[Load], Any]] = {
     "all": lambda load: load.tokens,
     "decodes": lambda load: load.decode_tokens,
@@ -146,7 +147,7 @@ def constant(seconds: float) -> Seconds:
 
 
 def _grouped(part: Component) -> GroupedLinear | None:
-    inner = part.inner if isinstance(part, Gathered) else part
+    inner = part.inner if part.kind == GATHERED else part  # type: ignore[attr-defined]
     return inner if isinstance(inner, GroupedLinear) else None
 
 
@@ -154,7 +155,7 @@ def _experts(kernels: Kernels, counted: tuple[tuple[int, Component], ...]) -> It
     """Pairs of grouped matmuls: first and second projection, in their order."""
     pairs = [(number, part, inner) for number, part in counted if (inner := _grouped(part)) is not None]
     for (number, part, up), (_, _, down) in zip(pairs[::2], pairs[1::2], strict=True):
-        ranks = float(part.ranks) if isinstance(part, Gathered) else 1.0
+        ranks = float(part.ranks) if part.kind == GATHERED else 1.0  # type: ignore[attr-defined]
         family, seconds, launch = experts(kernels, up, down, ranks)
         yield Operator(number, "experts", up.name, seconds, family.name, family.mape, over="all")
         yield Operator(number, "dispatch", up.name, constant(launch), family.name, family.mape, 0, "all")

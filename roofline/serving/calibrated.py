@@ -113,7 +113,8 @@ class ExpectedSteps:
         engine: id of an engine that constants were fitted to.
 
     Attributes:
-        error: mean absolute error per token on models that the fit had not seen, as a fraction.
+        error: mean absolute error per token on models that the fit had not seen, as a fraction; None where unknown.
+        notes: what the times rest on. outside: how the deployment leaves the calibrated range, nothing where it does not.
 
     Raises UnsupportedModel naming a component or kernel without constants, or an engine without them.
     """
@@ -139,7 +140,12 @@ class ExpectedSteps:
             said = (*said, f"pipeline stages are outside the calibrated range of {engine}")
         mean = "" if self.error is None else f"; mean error on models it has not seen {100 * self.error:.0f} % per token"
         self.notes: tuple[str, ...] = (f"step times are calibrated to {engine} servers{mean}", *said)
-        self.calibrated_range = not said
+        self.outside: tuple[str, ...] = tuple(said)
+
+    @property
+    def calibrated_range(self) -> bool:
+        """Whether the deployment lies inside the range that the constants were fitted in."""
+        return not self.outside
 
     def request_seconds(self, running: float) -> float:
         """What passes between a request's arrival and its scheduling [s]."""
@@ -157,6 +163,11 @@ class ExpectedSteps:
         """Seconds of one step."""
         turns = max(1, min(shape.decodes + shape.prefills, self._turns)) if len(self._stages) > 1 else 1
         return float(self._over_stages(self._load(shape, turns), turns))
+
+    def decode_seconds(self, decodes: int, context: float) -> float:
+        """Seconds of one step that only decodes, with so many tokens cached behind each sequence."""
+        turns = max(1, min(decodes, self._turns)) if len(self._stages) > 1 else 1
+        return float(self._over_stages(Load(decodes / turns, float(context)), turns))
 
     def _over_stages(self, load: Load, turns: int) -> Any:
         """One way through all stages, or as many turns of the slowest as there are microbatches."""

@@ -1,0 +1,67 @@
+"""Expected times on the command line: beside bounds where constants exist, with their error; never a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+
+
+def test_what_if_shows_expected_times_of_an_engine_with_their_error(cli: Cli) -> None:
+    (row,) = cli("what-if", "llama-3.1-70b", "-g", "h100-sxm", "--tp", 4, "-b", 16, "-c", 2000, "-o", "json").records
+    assert row["tpot_bound_s"] < row["tpot_expected_s"] < 3 * row["tpot_bound_s"]
+    assert 0 < row["tpot_expected_error"] < 0.3
+    assert (row["tpot_expected_engine"], row["tpot_expected_provenance"]) == ("vllm", "calibrated")
+    assert row["tpot_expected_outside"] is None
+    assert row["provenance"] == "datasheet"
+
+
+def test_engines_differ(cli: Cli) -> None:
+    found = {
+        engine: cli("what-if", "llama-3.1-8b", "-g", "h100-sxm", "-b", 8, "--engine", engine, "-o", "json").records[0]
+        for engine in ("vllm", "trtllm", "sglang", "llamacpp")
+    }
+    assert len({row["tpot_expected_s"] for row in found.values()}) == 4
+    assert {row["tpot_expected_engine"] for row in found.values()} == set(found)
+    assert "outside the calibrated range" in found["llamacpp"]["tpot_expected_outside"]
+
+
+def test_a_table_shows_them_where_an_engine_is_named(cli: Cli) -> None:
+    named = cli("what-if", "llama-3.1-8b", "-g", "h100-sxm", "--engine", "trtllm")
+    assert "expected ms" in named.out
+    assert "expected times are those of trtllm servers" in named.out + named.err
+    assert "expected ms" not in cli("what-if", "llama-3.1-8b", "-g", "h100-sxm").out
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("qwen3-next-80b-a3b", "--gpu", "h200-sxm"), "no time model"),
+        (("llama-3.1-8b", "--gpu", "mi300x"), "no NVIDIA device"),
+        (("llama-3.1-8b", "--gpu", "h100-sxm", "--convention", "lecture"), "lecture's convention"),
+        (("t5-large", "--gpu", "h100-sxm", "--source-len", "128"), "encoder-decoders"),
+    ],
+)
+def test_where_nothing_is_calibrated_there_is_no_number(cli: Cli, options: tuple[str, ...], reason: str) -> None:
+    for row in cli("what-if", *options, "-o", "json").records:
+        assert row["tpot_expected_s"] is None
+        assert row["tpot_expected_provenance"] is None
+        assert reason in row["tpot_expected_outside"]
+
+
+def test_data_parallel_replicas_share_the_batch(cli: Cli) -> None:
+    def seconds(batch: int, dp: int) -> float:
+        sizes = ("-b", batch, "-c", 1000, "--tp", 2, "--dp", dp)
+        (row,) = cli("what-if", "llama-3.1-8b", "-g", "h100-sxm", *sizes, "-o", "json").records
+        return row["tpot_expected_s"]
+
+    assert seconds(64, 2) == seconds(32, 1)
+
+
+def test_an_unknown_engine_is_refused(cli: Cli) -> None:
+    answer = cli("what-if", "llama-3.1-8b", "-g", "h100-sxm", "--engine", "vlm")
+    assert answer.code == 2
+    assert "unknown engine" in answer.err
