@@ -394,7 +394,6 @@ def unit(name: str) -> dict[str, str]:
 
 BUILDS = (
     Build(Experts("qwen3-prefill", "bf16", 8192, 8, *QWEN3, gated=True), unit("HGMMA"), (), EVERYWHERE),
-    Build(Experts("qwen3-down", "bf16", 8192, 8, 128, 2048, 768, gathers=False), unit("HGMMA")),
     Build(Experts("qwen3-decode", "bf16", 128, 8, *QWEN3, gated=True), unit("HMMA")),
     Build(Experts("fp8-prefill", "bf16", 8192, 8, *QWEN3, "fp8", gated=True), unit("QGMMA")),
     Build(Experts("fp8-down", "bf16", 8192, 8, 128, 2048, 768, "fp8", gathers=False), unit("QGMMA")),

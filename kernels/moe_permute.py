@@ -277,7 +277,6 @@ TOLERANCE = {
 }
 BUILDS = (
     Build(Routed("deepseek", "bf16", 8192, 7168, 256, 8, shared=True), targets=EVERYWHERE),
-    Build(Routed("mixtral", "bf16", 4096, 4096, 8, 2)),
     Build(Routed("kimi", "bf16", 128, 7168, 384, 8)),
 )
 MEASURED = (
