@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from roofline.serving.server import Options, Server
 
 MOST_RUNS = 10_000
+OWN_DRAFTS = ("mtp", "eagle")
+"""Drafts that are one layer like the target's last."""
 NOT_MODELLED = ("tokenisation and the network to the client", "failures and restarts", "host work beyond --step-overhead")
 Record = dict[str, Any]
 
@@ -81,6 +83,11 @@ class Job:
         drafted, alpha, cost, model = self.draft
         if model is None:
             return Speculation(drafted, alpha, None, cost or 0.0)
+        if isinstance(model, str):
+            from roofline.speculative.heads import eagle_step
+            from roofline.speculative.rounds import multi_token_module
+
+            model = (multi_token_module if model == "mtp" else eagle_step)(self.variant.model)
         return Speculation(drafted, alpha, BoundSteps(Deployment(model, self.accelerator)))
 
 
@@ -194,8 +201,8 @@ def _draft(tokens: str | None, acceptance: str | None, cost: str | None, model: 
         raise InputError(
             "draft: give a draft model (--draft), or its step's time over the target's (--draft-cost 0.05), not both"
         )
-    loaded = None
-    if model is not None:
+    loaded: Any = model
+    if model is not None and model not in OWN_DRAFTS:
         from roofline.configs.load import load_model
 
         loaded = load_model(model)
@@ -282,7 +289,9 @@ def simulate(
     draft_cost: Annotated[
         Text, typer.Option("--draft-cost", metavar="C", help="A draft step's time over a decode step's.")
     ] = None,
-    draft: Annotated[Text, typer.Option("--draft", metavar="MODEL", help="The draft model, instead of --draft-cost.")] = None,
+    draft: Annotated[
+        Text, typer.Option("--draft", metavar="MODEL", help="The draft model, mtp or eagle; or --draft-cost.")
+    ] = None,
     replicas: Annotated[Text, typer.Option("--replicas", metavar="N", help="Copies of the deployment side by side.")] = None,
     disaggregate: Annotated[
         Text, typer.Option("--disaggregate", metavar="P:D", help="P copies prefill, D decode; caches travel over --link.")

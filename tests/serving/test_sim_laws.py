@@ -52,6 +52,8 @@ class Setting:
     cached: bool
     replicas: int
     split: bool
+    even: bool
+    """Every step takes as long, so that replicas begin at the same moments."""
 
 
 def settings_of(draw: Any) -> Setting:
@@ -61,6 +63,7 @@ def settings_of(draw: Any) -> Setting:
         scheduler, sequences, draw(st.integers(sequences, 64)), draw(st.integers(12, 60)), draw(st.integers(1, 7)),
         draw(st.sampled_from(["recompute", "swap"])), draw(st.sampled_from([0, 0, 0, 2])),
         draw(st.booleans()) and scheduler != "static", draw(st.integers(1, 2)), draw(st.booleans()) and scheduler != "static",
+        draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -90,7 +93,8 @@ def replica(setting: Setting, **options: Any) -> Replica:
         pool = Counted(setting.blocks, setting.block, "oracle" if setting.scheduler == "static" else "paged")
     speculation = Speculation(setting.drafted, 0.6, cost=0.1) if setting.drafted and setting.scheduler != "static" else None
     policy = Policy(setting.scheduler, setting.sequences, setting.budget, setting.preemption)
-    return Replica(Linear(), policy, pool, speculation=speculation, swap=Swap(100.0, 1e4), seed=7, **options)
+    times = Linear(token=0.0, cached=0.0) if setting.even else Linear()
+    return Replica(times, policy, pool, speculation=speculation, swap=Swap(100.0, 1e4), seed=7, **options)
 
 
 def serve(setting: Setting, workload: Workload, **options: Any) -> Outcome:
@@ -234,3 +238,19 @@ def test_a_policy_refuses_what_cannot_run() -> None:
         Policy("chunked", 20, 10)
     with pytest.raises(InputError, match="Did you mean 'chunked'"):
         Policy("chunkd")
+
+
+def test_a_run_of_steps_is_cut_when_somebody_joins_it() -> None:
+    """Two replicas begin at the same moment; the first one's run is long when the second one's user moves over to it."""
+    workload = Workload(
+        numpy.zeros(3), numpy.array([4, 4, 4]), numpy.array([50, 3, 5]), concurrency=2,
+        segments=lambda number: ((("session", number % 2), 99),),
+    )  # fmt: skip
+    found = []
+    for exact in (False, True):
+        replicas = [
+            Replica(Linear(token=0.0, cached=0.0), Policy(sequences=4), Counted(None), exact_steps=exact) for _ in range(2)
+        ]
+        found.append(Cluster(replicas).serve(workload))
+    assert found[0].admitted[2] == 3.0
+    numpy.testing.assert_array_equal(found[0].first, found[1].first)
