@@ -18,7 +18,6 @@ from roofline.formats import Format, grouped
 from roofline.kernels import buffers, weight_only
 from roofline.kernels.device import current, of
 from roofline.kernels.gemm import Tiles, place
-from roofline.kernels.packing import pack_awq, pack_gptq, pack_gptq_zeros
 from roofline.kernels.spec import EVERYWHERE, Build, Expected, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import Source
 from roofline.kernels.weight_only import WeightOnly, finish, parts_of, spans
@@ -145,23 +144,19 @@ class Integers(WeightOnly):
 
 
 def inputs(case: Integers, device: str) -> Tensors:
-    """Activations, and random codes, scales and zero points packed as a checkpoint holds them."""
+    """Activations, and random words as a checkpoint holds them: every word is eight codes, or eight zero points."""
     source, groups = Source(case.name, device), case.K // case.group
-    codes = (source.uniform(case.K, case.N) * 16).to(torch.int64)
-    zeros = (source.uniform(groups, case.N) * 16).to(torch.int64)
-    if device == "meta":
-        gptq = case.stored == "gptq"
-        qweight = torch.empty((case.K // 8, case.N) if gptq else (case.K, case.N // 8), dtype=torch.int32, device=device)
-        qzeros = torch.empty(groups, case.N // 8, dtype=torch.int32, device=device)
-    elif case.stored == "awq":
-        qweight, qzeros = pack_awq(codes), pack_awq(zeros)
-    else:
-        qweight, qzeros = pack_gptq(codes), pack_gptq_zeros(zeros)
+
+    def words(*shape: int) -> torch.Tensor:
+        halves = ((source.uniform(*shape) * 65536).to(torch.int32) for _ in range(2))
+        return (next(halves) << 16) | next(halves)
+
+    gptq = case.stored == "gptq"
     return {
         "x": source.normal(case.M, case.K, dtype=case.dtype),
-        "qweight": qweight,
+        "qweight": words(case.K // 8, case.N) if gptq else words(case.K, case.N // 8),
         "scales": ((0.5 + source.uniform(groups, case.N)) * (0.2 * case.K**-0.5)).to(torch.float16),
-        "zeros": qzeros if case.asymmetric else None,
+        "zeros": words(groups, case.N // 8) if case.asymmetric else None,
         "order": source.permutation(case.K) if case.ordered else None,
     }
 
@@ -236,7 +231,6 @@ LARGE, DECODE = (4096, 14336, 4096), (16, 4096, 14336)
 KERNEL = "gemm_int4_kernel"
 BUILDS = (
     Build(Integers("large", "bf16", *LARGE), {KERNEL: "HGMMA"}, (), EVERYWHERE),
-    Build(Integers("large-awq", "bf16", *LARGE, stored="awq"), {KERNEL: "HGMMA"}),
     Build(Integers("batch-64", "fp16", 64, 4096, 4096, group=32, stored="awq"), {KERNEL: "HGMMA"}),
     Build(Integers("decode", "bf16", *DECODE), {KERNEL: "HMMA"}),
     Build(Integers("decode-awq", "fp16", *DECODE, stored="awq"), {KERNEL: "HMMA"}),

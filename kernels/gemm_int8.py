@@ -37,9 +37,9 @@ def quantize_tokens_kernel(x, codes, scales, K, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     inside = column < K
     value = tl.load(x + row * K + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(value), 0) / 127.0, 1e-12)
+    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(value), 0), 127.0), 1e-12)
     tl.store(scales + row, scale)
-    tl.store(codes + row * K + column, tl.floor(value / scale + 0.5).to(tl.int8), mask=inside)
+    tl.store(codes + row * K + column, tl.floor(tl.div_rn(value, scale) + 0.5).to(tl.int8), mask=inside)
 
 
 @triton.jit

@@ -178,7 +178,6 @@ KERNEL = "gemm_mxfp4_kernel"
 BUILDS = (
     Build(Floats("large", "bf16", *LARGE), {KERNEL: "HGMMA"}, (), EVERYWHERE),
     Build(Floats("large-nvfp4", "bf16", *LARGE, stored="nvfp4"), {KERNEL: "HGMMA"}),
-    Build(Floats("batch-64", "bf16", 64, 4096, 4096), {KERNEL: "HGMMA"}),
     Build(Floats("decode", "bf16", *DECODE), {KERNEL: "HMMA"}),
     Build(Floats("decode-nvfp4", "bf16", *DECODE, stored="nvfp4"), {KERNEL: "HMMA"}),
 )

@@ -26,7 +26,8 @@ def pack_rows(codes: torch.Tensor, bits: int) -> torch.Tensor:
     digits = torch.stack([(codes.to(torch.int64) >> bit) & 1 for bit in range(bits)], 1)
     words = digits.reshape(K * bits // WORD, WORD, *codes.shape[1:])
     weights = (1 << torch.arange(WORD, dtype=torch.int64, device=codes.device)).view(1, WORD, *[1] * (codes.dim() - 1))
-    return (words * weights).sum(1).to(torch.uint32).view(torch.int32)
+    unsigned = (words * weights).sum(1)
+    return torch.where(unsigned >= 1 << (WORD - 1), unsigned - (1 << WORD), unsigned).to(torch.int32)
 
 
 def unpack_rows(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -3,7 +3,8 @@
 Four storages, by the names that ``--kv-dtype`` takes: "fp8" with one scale for all keys and one for all values, known
 before; "fp8-token" with an fp32 scale per 128 elements, found here; "int4-g64" and the like, an fp16 scale per group and
 codes -8 to 7; "int4-g32-asym", with a 4-bit zero point beside the scale. An entry is the K heads of one token in a row;
-groups do not cross tokens. Codes lie two to a byte, the earlier one in the lower half, and so do zero points.
+groups do not cross tokens. Codes lie two to a byte, the earlier one in the lower half, and so do zero points. Quotients are
+rounded as IEEE says, which a GPU's plain division does not, so that a code is the same everywhere.
 """
 
 from __future__ import annotations
@@ -47,26 +48,26 @@ def quantize_entry(
     if BITS == 8:
         scale = tl.full((SLOTS,), factor, tl.float32)
         if scales is not None:
-            scale = tl.maximum(tl.max(tl.abs(value), 1) / 448.0, 1e-12)
+            scale = tl.maximum(tl.div_rn(tl.max(tl.abs(value), 1), 448.0), 1e-12)
             tl.store(scales + goal, scale, mask=group < GROUPS)
-        narrow = tl.minimum(tl.maximum(value / scale[:, None], -448.0), 448.0)
+        narrow = tl.minimum(tl.maximum(tl.div_rn(value, scale[:, None]), -448.0), 448.0)
         tl.store(target + slot * (GROUPS * SIZE) + at, narrow.to(target.dtype.element_ty), mask=inside)
     else:
         if zeros is None:
-            stored = tl.maximum(tl.max(tl.abs(value), 1) / 7.0, 0.00006103515625).to(tl.float16)
+            stored = tl.maximum(tl.div_rn(tl.max(tl.abs(value), 1), 7.0), 0.00006103515625).to(tl.float16)
             zero = tl.full((SLOTS,), 8.0, tl.float32)
         else:
             low = tl.minimum(tl.min(value, 1), 0.0)
             high = tl.maximum(tl.max(value, 1), 0.0)
-            stored = tl.maximum((high - low) / 15.0, 0.00006103515625).to(tl.float16)
-            zero = tl.minimum(tl.floor(0.5 - low / stored.to(tl.float32)), 15.0)
+            stored = tl.maximum(tl.div_rn(high - low, 15.0), 0.00006103515625).to(tl.float16)
+            zero = tl.minimum(tl.floor(0.5 - tl.div_rn(low, stored.to(tl.float32))), 15.0)
             pair = tl.arange(0, SLOTS // 2)
             tl.store(
                 zeros + slot * (GROUPS // 2) + pair[None, :], two_to_a_byte(zero.to(tl.int32)[None, :], 1, SLOTS),
                 mask=pair[None, :] < GROUPS // 2,
             )  # fmt: skip
         tl.store(scales + goal, stored, mask=group < GROUPS)
-        code = tl.floor(value / stored.to(tl.float32)[:, None] + 0.5) + zero[:, None]
+        code = tl.floor(tl.div_rn(value, stored.to(tl.float32)[:, None]) + 0.5) + zero[:, None]
         code = tl.minimum(tl.maximum(code, 0.0), 15.0).to(tl.int32)
         byte = tl.arange(0, WIDTH // 2)
         held = (group[:, None] < GROUPS) & (byte[None, :] < SIZE // 2)

@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant("gemm_int8", "wrong scale", "* per_token[:, None] * per_channel", "* per_channel", "ragged", "rms error"),
     Mutant("gemm_int8", "extra load", "    total = tl.zeros((BM, BN), tl.int32)\n", "    total = tl.zeros((BM, BN), tl.int32)\n    tl.load(a)\n", "whole-tiles", "gemm_int8_kernel.a: "),
     Mutant("gemm_int8", "missing write", "tl.store(scales + row, scale)", "tl.store(scales + row, scale, mask=row > 0)", "dynamic", "NaN"),
-    Mutant("gemm_int8", "truncated code", "tl.floor(value / scale + 0.5)", "tl.floor(value / scale)", "dynamic", "rms error"),
+    Mutant("gemm_int8", "truncated code", "tl.floor(tl.div_rn(value, scale) + 0.5)", "tl.floor(tl.div_rn(value, scale))", "dynamic", "rms error"),
     Mutant("gemm_int4", "wrong nibble", "nibble = place // 2 + 4 * (place % 2) if AWQ else place", "nibble = place", "awq-split", "rms error"),
     Mutant("gemm_int4", "zero point not less one", "zero = (zero + 1) & 15", "zero = zero & 15", "gptq-ragged", "rms error"),
     Mutant("gemm_int4", "wrong group", "group = k // SIZE + span", "group = k // SIZE + 0 * span", "gptq-ragged", "scales: "),
@@ -28,11 +28,11 @@ MUTANTS = [
     Mutant("gemm_mxfp4", "wrong mask", "mask=real & (k // 2 + byte[None, :] < K // 2)", "mask=real & (k // 2 + byte[None, :] < K // 2 - 1)", "ragged", "packed: "),
     Mutant("gemm_mxfp4", "missing write", "mask=(rows[:, None] < M) & (columns[None, :] < N))\n\n\ndef", "mask=(rows[:, None] < M - 1) & (columns[None, :] < N))\n\n\ndef", "ragged", "NaN at 83 places"),
     Mutant("quantize_kv", "wrong page", "slot = tl.load(slots + token)", "slot = 1 + tl.load(slots + token)", "int4", "rms error"),
-    Mutant("quantize_kv", "wrong scale", "tl.max(tl.abs(value), 1) / 7.0", "tl.max(value, 1) / 7.0", "int4", "rms error"),
+    Mutant("quantize_kv", "wrong scale", "tl.div_rn(tl.max(tl.abs(value), 1), 7.0)", "tl.div_rn(tl.max(value, 1), 7.0)", "int4", "rms error"),
     Mutant("quantize_kv", "swapped nibbles", "return (low | (high << 4))", "return (high | (low << 4))", "int4-zeros", "rms error"),
     Mutant("quantize_kv", "missing write", "        tl.store(scales + goal, stored, mask=group < GROUPS)\n", "        tl.store(scales + goal, stored, mask=group < GROUPS - 1)\n", "int4-uneven", "k_scales: "),
     Mutant("quantize_kv", "zero point of the next pair", "zeros + slot * (GROUPS // 2) + pair[None, :]", "zeros + slot * (GROUPS // 2) + (pair[None, :] + 1) % (GROUPS // 2)", "int4-zeros", "rms error"),
-    Mutant("quantize_kv", "saturated too early", "tl.maximum(value / scale[:, None], -448.0), 448.0)", "tl.maximum(value / scale[:, None], -240.0), 240.0)", "fp8", "rms error"),
+    Mutant("quantize_kv", "saturated too early", "tl.maximum(tl.div_rn(value, scale[:, None]), -448.0), 448.0)", "tl.maximum(tl.div_rn(value, scale[:, None]), -240.0), 240.0)", "fp8", "rms error"),
 ]  # fmt: skip
 
 
