@@ -71,8 +71,13 @@ print("generation:", decode_intensity)
 # %%
 llama = roofline.load_model("llama-2-13b")
 exact = roofline.Deployment(llama, h100)
-points = [*kernel_points(exact, 1, 0, phase="prefill", new_tokens=1024), *kernel_points(exact, 64, 1024)]
-roofline_plot(h100, points, title="Llama 2 13B on an H100", note="prefill of 1,024 tokens; decode of 64 sequences at 1,024")
+points = [
+    *kernel_points(exact, 64, 1024, engine="none"),
+    *kernel_points(exact, 1, 0, phase="prefill", new_tokens=1024, engine="none"),
+]
+roofline_plot(
+    h100, points, reached=None, title="Llama 2 13B on an H100", note="prefill of 1,024 tokens; decode of 64 sequences at 1,024"
+)
 
 # %% [markdown]
 # ## Why there is a cache

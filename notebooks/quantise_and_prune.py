@@ -112,7 +112,13 @@ lines_plot(
 )  # fmt: skip
 
 # %%
-breakdown_plot({name: deployments[name, "h100-sxm"] for name in shown}, [64], context, title="Where a step of 64 sequences goes")
+breakdown_plot(
+    {name: deployments[name, "h100-sxm"] for name in shown},
+    [64],
+    context,
+    engine="none",
+    title="Where a step of 64 sequences goes",
+)
 
 # %% [markdown]
 # ## What it costs

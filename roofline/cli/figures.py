@@ -11,7 +11,19 @@ from roofline.cli.bundles import bundled
 from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
 from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
 from roofline.cli.options import SWEEP, Batch, Context, Fraction, Gpu, Source, accelerators
-from roofline.cli.picture import PICTURE, Measured, Models, Picture, deployments, edited, notes, number, one, source_length
+from roofline.cli.picture import (
+    PICTURE,
+    Engine,
+    Measured,
+    Models,
+    Picture,
+    deployments,
+    edited,
+    notes,
+    number,
+    one,
+    source_length,
+)
 from roofline.cli.picture import measured as measured_points
 from roofline.errors import InputError, suggest
 
@@ -52,6 +64,7 @@ def roofline(
     isl: Isl = None,
     phase: Annotated[str, typer.Option("--phase", metavar="PHASE", help="both, decode or prefill.")] = "both",
     source_len: Source = None,
+    engine: Engine = "vllm",
     *,
     edits: Chosen,
     meshes: Meshes,
@@ -64,6 +77,7 @@ def roofline(
 
     roofline plot roofline llama-3.1-8b --gpu h100-sxm --batch 32 --context 8192 --out roofline.svg
     """
+    from roofline.plots.expected import expected_of
     from roofline.plots.roofline import kernel_points, roofline_plot, step_point
 
     chosen = _phase(phase, PHASES)
@@ -82,21 +96,23 @@ def roofline(
     whole = len(cases) > 1 or len(batches) > 1
     for order, (label, deployment) in enumerate(cases.items()):
         away = source if deployment.model.encoder is not None else 0
+        known = expected_of(deployment, engine)
         for size in batches:
             for name in phases:
                 if not whole:
-                    points += kernel_points(deployment, size, cached, phase=name, new_tokens=new, source=away)
+                    points += kernel_points(deployment, size, cached, phase=name, new_tokens=new, source=away, engine=engine)
                     continue
                 decoding = name == "decode"
                 step = deployment.decode(size, cached, source=away) if decoding else deployment.prefill(size, new, source=away)
                 words = [label if len(cases) > 1 else "", f"batch {size:,}" if len(batches) > 1 else ""]
-                points.append(step_point(step, ", ".join(filter(None, words)), order))
+                expected = known.one_decode(deployment, size, cached) if decoding else known.one_prefill(deployment, size, new)
+                points.append(step_point(step, ", ".join(filter(None, words)), order, expected))
     sizes = f"batch {', '.join(f'{size:,}' for size in batches[:8])}"
     told = {"decode": f"decode at context {cached:,}", "prefill": f"prefill of {new:,} tokens"}
     meant = "whole steps" if whole else next(iter(cases))
-    text = (
-        f"{meant}: {' and '.join(told[name] for name in phases)}, {sizes}; % of the datasheet roof, from no overlap to the bound"
-    )
+    how = {True: f"at expected times ({engine})", False: "from no overlap to the bound"}
+    share = ", or ".join(words for some, words in how.items() if any(point.expected is some for point in points))
+    text = f"{meant}: {' and '.join(told[name] for name in phases)}, {sizes}; % of the datasheet roof {share}"
     if not picture.title:
         picture = Picture(picture.out, picture.dpi, picture.size, f"{', '.join(cases)} on {next(iter(chips))}", picture.quiet)
     figure = roofline_plot(next(iter(chips.values())), points, note=text, **picture.options)
@@ -105,13 +121,14 @@ def roofline(
 
 def _curves(
     draw: Callable[..., Figure], models: list[str], gpu: list[str] | None, batch: list[str] | None, context: list[str] | None,
-    fraction: list[str] | None, file: str | None, source_len: str | None, edits: Chosen, meshes: Meshes, picture: Picture,
+    fraction: list[str] | None, file: str | None, source_len: str | None, engine: str, edits: Chosen, meshes: Meshes,
+    picture: Picture,
 ) -> int:  # fmt: skip
     cases = deployments(models, edits, gpu, meshes, fraction)
     source = source_length([d.model for d in cases.values()], source_len)
     figure = draw(
         cases, sweeps.whole_numbers(batch or [BATCHES], "batch"), one(context, "context", CONTEXT, 0),
-        measured=measured_points(file, list(cases)), source=source, **picture.options,
+        measured=measured_points(file, list(cases)), source=source, engine=engine, **picture.options,
     )  # fmt: skip
     return picture.write(figure, notes({label: d.model for label, d in cases.items()}))
 
@@ -125,6 +142,7 @@ def latency(
     memory_fraction: Fraction = None,
     measured: Measured = None,
     source_len: Source = None,
+    engine: Engine = "vllm",
     *,
     edits: Chosen,
     meshes: Meshes,
@@ -139,7 +157,7 @@ def latency(
     from roofline.plots.latency import latency_plot
 
     return _curves(
-        latency_plot, models, gpu, batch, context, memory_fraction, measured, source_len, edits, meshes, picture
+        latency_plot, models, gpu, batch, context, memory_fraction, measured, source_len, engine, edits, meshes, picture
     )  # fmt: skip
 
 
@@ -152,6 +170,7 @@ def throughput(
     memory_fraction: Fraction = None,
     measured: Measured = None,
     source_len: Source = None,
+    engine: Engine = "vllm",
     *,
     edits: Chosen,
     meshes: Meshes,
@@ -164,7 +183,7 @@ def throughput(
     from roofline.plots.latency import throughput_plot
 
     return _curves(
-        throughput_plot, models, gpu, batch, context, memory_fraction, measured, source_len, edits, meshes, picture
+        throughput_plot, models, gpu, batch, context, memory_fraction, measured, source_len, engine, edits, meshes, picture
     )  # fmt: skip
 
 
@@ -176,6 +195,7 @@ def pareto(
     context: OneContext = None,
     memory_fraction: Fraction = None,
     source_len: Source = None,
+    engine: Engine = "vllm",
     *,
     edits: Chosen,
     meshes: Meshes,
@@ -196,7 +216,7 @@ def pareto(
     source = source_length([d.model for d in cases.values()], source_len)
     figure = pareto_plot(
         groups, sweeps.whole_numbers(batch or [BATCHES], "batch"), one(context, "context", CONTEXT, 0), source=source,
-        **picture.options,
+        engine=engine, **picture.options,
     )  # fmt: skip
     return picture.write(figure, notes({label: found[0].model for label, found in groups.items()}))
 
@@ -264,6 +284,7 @@ def breakdown(
     isl: Isl = None,
     phase: Annotated[str, typer.Option("--phase", metavar="PHASE", help="decode or prefill.")] = "decode",
     source_len: Source = None,
+    engine: Engine = "vllm",
     *,
     edits: Chosen,
     meshes: Meshes,
@@ -282,7 +303,7 @@ def breakdown(
     source = source_length([d.model for d in cases.values()], source_len)
     figure = breakdown_plot(
         cases, sweeps.whole_numbers(batch or [STEPS], "batch"), one(context, "context", CONTEXT, 0), phase=chosen,
-        new_tokens=one(isl, "isl", PROMPT), source=source, **picture.options,
+        new_tokens=one(isl, "isl", PROMPT), source=source, engine=engine, **picture.options,
     )  # fmt: skip
     return picture.write(figure, notes({label: d.model for label, d in cases.items()}))
 

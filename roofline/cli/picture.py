@@ -44,6 +44,15 @@ Measured = Annotated[
 ]  # fmt: skip
 
 
+Engine = Annotated[
+    str,
+    typer.Option(
+        "--engine", metavar="NAME", help="Whose expected times to show: vllm, sglang, trtllm; none for bounds alone.",
+        autocompletion=lambda: ["vllm", "sglang", "trtllm", "none"],
+    ),
+]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Picture:
     """Where a figure goes, and how large.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.errors import InputError
 from roofline.plots.curves import Cases, named, place_of, source_of
+from roofline.plots.expected import ENGINE
 from roofline.plots.kernels import ROLES, Kernel, kernels, work_of
 from roofline.plots.style import INK, drawn, legend, new_figure, subtitle
 from roofline.units import latency
@@ -21,23 +22,23 @@ WRITTEN_FROM = 0.06
 """Share from which its percentage stands in a bar."""
 
 
-def by_role(found: Sequence[Kernel]) -> dict[str, float]:
-    """Seconds by role, in the order of ``ROLES``."""
+def by_role(found: Sequence[Kernel], expected: bool) -> dict[str, float]:
+    """Expected seconds, or those of the bounds, by role, in the order of ``ROLES``."""
     seconds: dict[str, float] = {}
     for kernel in found:
-        seconds[kernel.role] = seconds.get(kernel.role, 0.0) + kernel.seconds
+        seconds[kernel.role] = seconds.get(kernel.role, 0.0) + (kernel.seconds if expected else kernel.bound)
     return {role: seconds[role] for role in ROLES if role in seconds}
 
 
 @drawn
 def breakdown_plot(
     cases: Cases, batches: Sequence[int], context: int, *, phase: str = "decode", new_tokens: int = 1024, source: int = 0,
-    title: str = "", size: tuple[float, float] | None = None,
+    engine: str = ENGINE, title: str = "", size: tuple[float, float] | None = None,
 ) -> Figure:  # fmt: skip
     """Shares of a step's kernels in their summed time, one bar per case and batch, the time of the whole step beside it.
 
-    Each kernel counts at its expected time where the accelerator is calibrated, else at its own bound; their sum exceeds
-    the step's bound, in which all kernels may overlap.
+    Kernels count at their expected times where all of them are calibrated (``engine``, "none" for bounds), else at their
+    own bounds, whose sum exceeds the step's bound, in which all kernels may overlap.
 
     Args:
         phase: "decode" at ``context``, or "prefill" of ``new_tokens`` behind nothing.
@@ -46,22 +47,24 @@ def breakdown_plot(
     """
     from matplotlib.patches import Patch
 
-    rows: list[tuple[str, dict[str, float], float, bool]] = []
+    found_in: list[tuple[str, list[Kernel]]] = []
     deployments = named(cases)
     for label, deployment in deployments.items():
         for batch in batches:
             away = source_of(deployment, source)
             cached = context if phase == "decode" else 0
-            found = kernels(deployment, work_of(phase, batch, cached, new_tokens, away), phase)
+            found = kernels(deployment, work_of(phase, batch, cached, new_tokens, away), phase, engine)
             name = f"batch {batch:,}" if len(deployments) == 1 else f"{label}, batch {batch:,}" if len(batches) > 1 else label
-            rows.append((name, by_role(found), sum(k.seconds for k in found), all(k.expected is not None for k in found)))
+            found_in.append((name, found))
+    calibrated = all(k.expected is not None for _, found in found_in for k in found if k.unit)
+    rows = [(name, by_role(found, calibrated)) for name, found in found_in]
     if not rows:
         raise InputError("batch: there is nothing to draw; give one or more batches")
     if len(rows) > MOST_BARS:
         raise InputError(f"batch: {len(rows)} bars are more than {MOST_BARS}; leave some cases or batches out")
     what = f"decode at context {context:,}" if phase == "decode" else f"prefill of {new_tokens:,} tokens"
     places = ", ".join(dict.fromkeys(place_of(d) for d in deployments.values()))
-    kind = "expected times" if all(expected for *_, expected in rows) else "each kernel at its own bound, datasheet roofs"
+    kind = f"expected times of {engine}'s kernels" if calibrated else "each kernel at its own bound, datasheet roofs"
     names = ", ".join(dict.fromkeys(d.model.name for d in deployments.values()))
     shown = title or f"Where the time of a step goes: {names}"
     figure = new_figure("\n".join(textwrap.wrap(shown, 70)), size or (7.5, max(2.6, 1.7 + 0.42 * len(rows))))
@@ -70,12 +73,12 @@ def breakdown_plot(
     subtitle(axes, f"{what}{fixed} on {places}; {kind}; right: sum of all kernels")
     axes.set_xlim(0, 100)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    for number, (_, seconds, whole, _) in enumerate(rows):
-        _bar(axes, number, seconds, whole)
-    axes.set_yticks(range(len(rows)), ["\n".join(textwrap.wrap(name, 30)) for name, *_ in rows])
+    for number, (_, seconds) in enumerate(rows):
+        _bar(axes, number, seconds, sum(seconds.values()))
+    axes.set_yticks(range(len(rows)), ["\n".join(textwrap.wrap(name, 30)) for name, _ in rows])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("Share of the summed time of all kernels [%]")
-    present = [role for role in ROLES if any(role in seconds for _, seconds, _, _ in rows)]
+    present = [role for role in ROLES if any(role in seconds for _, seconds in rows)]
     legend(figure, [Patch(facecolor=ROLES[r][0], hatch=ROLES[r][2], edgecolor="white", label=r) for r in present])
     return figure
 

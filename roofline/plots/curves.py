@@ -10,6 +10,7 @@ from typing import Any
 from roofline.errors import InputError
 from roofline.inference import LARGEST_BATCH, Deployment
 from roofline.memory import Memory, largest
+from roofline.plots.expected import ENGINE, expected_of
 from roofline.units import capacity
 
 FINE = 240
@@ -37,6 +38,7 @@ class Curve:
     Attributes:
         label: for the legend. deployment: what runs.
         batch: whole batches. bound, serial: seconds of a step. expected: calibrated seconds, None where there are none.
+        expected_label: what the legend says of them, or why there are none.
         last: the largest batch that fits, None where nothing limits it; 0 where not even one does.
         reason: why the next batch does not fit, "" where nothing limits it.
     """
@@ -47,6 +49,7 @@ class Curve:
     bound: Any
     serial: Any
     expected: Any
+    expected_label: str
     last: int | None
     reason: str
 
@@ -71,33 +74,22 @@ def fine_batches(batches: Sequence[int]) -> Any:
     return numpy.unique(numpy.concatenate([numpy.round(spaced), numpy.array(batches, dtype=float)]))
 
 
-def curve(label: str, deployment: Deployment, batches: Sequence[int], context: int, source: int = 0) -> Curve:
+def curve(
+    label: str, deployment: Deployment, batches: Sequence[int], context: int, source: int = 0, engine: str = ENGINE
+) -> Curve:
     """The steps of a deployment between its smallest and largest batch, at one context."""
     import numpy
 
-    source = source_of(deployment, source)
+    source, known = source_of(deployment, source), expected_of(deployment, engine)
     fine = fine_batches(batches)
     step = deployment.decode(fine, context, source=source)
     found = largest(lambda batch: deployment.decode(batch, context, source=source).memory, LARGEST_BATCH)
     reason = "" if found.size is None else _reason(deployment.decode(found.size + 1, context, source=source).memory)
     flat = numpy.ones_like(fine)
     return Curve(
-        label, deployment, fine, step.bound_s * flat, step.serial_s * flat, expected_of(deployment, fine, context, source),
+        label, deployment, fine, step.bound_s * flat, step.serial_s * flat, known.decode(deployment, fine, context), known.label,
         found.size, reason,
     )  # fmt: skip
-
-
-def expected_of(deployment: Deployment, batches: Any, context: int, source: int) -> Any:
-    """Calibrated seconds of decode steps at whole batches, one by one; None where the accelerator is not calibrated."""
-    import numpy
-
-    found = []
-    for batch in batches:
-        seconds = getattr(deployment.decode(int(batch), context, source=source), "expected_s", None)
-        if seconds is None:
-            return None
-        found.append(float(seconds))
-    return numpy.array(found)
 
 
 def subtitle_of(curves: Sequence[Curve], context: int) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from roofline.breakdown import role_of
 from roofline.components.base import Component
@@ -13,6 +12,7 @@ from roofline.cost import MATRIX_UNITS, Cost
 from roofline.errors import InputError
 from roofline.inference import Deployment
 from roofline.model import Model
+from roofline.plots.expected import ENGINE, kernel_seconds
 from roofline.plots.style import GREY
 from roofline.work import Work
 
@@ -89,17 +89,19 @@ def work_of(phase: str, batch: int, context: int, new_tokens: int, source: int =
     return Work(batch, new_tokens, context, source=source)
 
 
-def kernels(deployment: Deployment, work: Work, phase: str) -> list[Kernel]:
-    """The kernels of a step, the slowest first."""
+def kernels(deployment: Deployment, work: Work, phase: str, engine: str = ENGINE) -> list[Kernel]:
+    """The kernels of a step, the slowest first; with expected times where all that do matrix arithmetic are calibrated."""
     roles = {part.name: role(part) for model in models_of(deployment, phase) for _, part in model.counted}
-    found: list[Any] = deployment.explain(work, phase)
+    expected = kernel_seconds(deployment, work, phase, engine)
+    found = deployment.explain(work, phase)
+    if any(part.name not in expected and part.cost.matrix_flops for part in found):
+        expected = {}
     made = [
         Kernel(
-            part.name, roles[part.name], part.cost, float(part.timing.bound), float(part.timing.serial),
-            getattr(part, "expected_s", None),
+            part.name, roles[part.name], part.cost, float(part.timing.bound), float(part.timing.serial), expected.get(part.name)
         )
         for part in found
     ]  # fmt: skip
     whole = sum(kernel.seconds for kernel in made) or 1.0
-    shared = [Kernel(**{**vars(kernel), "share": kernel.seconds / whole}) for kernel in made]
+    shared = [replace(kernel, share=kernel.seconds / whole) for kernel in made]
     return sorted(shared, key=lambda kernel: -kernel.share)

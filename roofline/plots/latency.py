@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.errors import InputError
 from roofline.plots.curves import Cases, Curve, curve, decades, named, subtitle_of
+from roofline.plots.expected import ENGINE
 from roofline.plots.labels import log_axis, time_unit, tokens
 from roofline.plots.style import (
     COLOURS,
@@ -111,11 +112,9 @@ def _legend(figure: Figure, curves: Sequence[Curve], measured: Mapping[str, Any]
     exact = [found for found in curves if found.deployment.convention == "exact"]
     if exact:
         handles.append(Patch(facecolor=GREY, alpha=0.3, label="bound to serial"))
-    if any(found.expected is not None for found in curves):
-        handles.append(Line2D([], [], color=GREY, linewidth=3.2, alpha=0.55, label="expected"))
-    missing = dict.fromkeys(found.deployment.accelerator.id for found in exact if found.expected is None)
-    if missing:
-        handles.append(nothing_drawn(f"expected: not calibrated ({', '.join(missing)})"))
+    shown = dict.fromkeys((found.expected_label, found.expected is not None) for found in exact if found.expected_label)
+    pale: dict[str, Any] = {"color": GREY, "linewidth": 3.2, "alpha": 0.55}
+    handles += [Line2D([], [], label=label, **pale) if drawn_ else nothing_drawn(label) for label, drawn_ in shown]
     if measured:
         handles.append(Line2D([], [], color=INK, marker="*", markersize=9, linestyle="none", label="measured"))
     if shaded:
@@ -124,8 +123,8 @@ def _legend(figure: Figure, curves: Sequence[Curve], measured: Mapping[str, Any]
 
 
 def _plot(
-    cases: Cases, batches: Sequence[int], context: int, quantity: _Quantity, measured: Measured | None, source: int, title: str,
-    size: tuple[float, float] | None,
+    cases: Cases, batches: Sequence[int], context: int, quantity: _Quantity, measured: Measured | None, source: int, engine: str,
+    title: str, size: tuple[float, float] | None,
 ) -> Figure:  # fmt: skip
     import numpy
 
@@ -133,7 +132,7 @@ def _plot(
     if len(deployments) > len(COLOURS):
         raise InputError(f"cases: {len(deployments)} curves are more than the {len(COLOURS)} that stay apart; leave some out")
     points = _measured(measured, list(deployments))
-    curves = [curve(label, deployment, batches, context, source) for label, deployment in deployments.items()]
+    curves = [curve(label, deployment, batches, context, source, engine) for label, deployment in deployments.items()]
     values = numpy.concatenate([quantity.of(c.batch, seconds) for c in curves for seconds in (c.bound, c.serial)]
                                + [quantity.of(c.batch, c.expected) for c in curves if c.expected is not None]
                                + [numpy.array([quantity.of(b, s) for b, s in rows]) for rows in points.values()])  # fmt: skip
@@ -166,26 +165,26 @@ def _plot(
 
 @drawn
 def latency_plot(
-    cases: Cases, batches: Sequence[int], context: int, *, measured: Measured | None = None, source: int = 0, title: str = "",
-    size: tuple[float, float] | None = None,
+    cases: Cases, batches: Sequence[int], context: int, *, measured: Measured | None = None, source: int = 0,
+    engine: str = ENGINE, title: str = "", size: tuple[float, float] | None = None,
 ) -> Figure:  # fmt: skip
     """Time per output token against the batch, for one deployment or several by label.
 
-    The line is the bound, the band reaches up to no overlap at all; the thick pale line is the expected time where the
-    accelerator is calibrated; stars are measured (batch, seconds). Where a batch does not fit the line is dotted, and where
-    none fits the area is grey and says why.
+    The line is the bound, the band reaches up to no overlap at all; the thick pale line is the expected time of an engine
+    where it is calibrated (``engine``, "none" for no such line); stars are measured (batch, seconds). Where a batch does not
+    fit the line is dotted, and where none fits the area is grey and says why.
 
     Raises InputError: fewer than two batches, more curves than can be told apart, measurements of an unknown label.
     """
     quantity = _Quantity(lambda batch, seconds: seconds + 0 * batch, "Time per output token [{unit}]", "Latency")
-    return _plot(cases, batches, context, quantity, measured, source, title, size)
+    return _plot(cases, batches, context, quantity, measured, source, engine, title, size)
 
 
 @drawn
 def throughput_plot(
-    cases: Cases, batches: Sequence[int], context: int, *, measured: Measured | None = None, source: int = 0, title: str = "",
-    size: tuple[float, float] | None = None,
+    cases: Cases, batches: Sequence[int], context: int, *, measured: Measured | None = None, source: int = 0,
+    engine: str = ENGINE, title: str = "", size: tuple[float, float] | None = None,
 ) -> Figure:  # fmt: skip
     """Output tokens per second of the whole batch against the batch; otherwise as ``latency_plot``."""
     quantity = _Quantity(lambda batch, seconds: batch / seconds, "Throughput [output tok/s]", "Throughput")
-    return _plot(cases, batches, context, quantity, measured, source, title, size)
+    return _plot(cases, batches, context, quantity, measured, source, engine, title, size)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from roofline.errors import InputError
 from roofline.inference import Deployment
 from roofline.plots.curves import source_of
+from roofline.plots.expected import ENGINE, expected_of
 from roofline.plots.labels import Label, log_axis, place
-from roofline.plots.style import COLOURS, GREY, LINES, MARKERS, drawn, legend, new_figure, subtitle
+from roofline.plots.style import COLOURS, GREY, LINES, MARKERS, drawn, legend, new_figure, nothing_drawn, subtitle
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,15 +46,18 @@ class Operating:
         return f"{flags}, batch {self.batch:,}".removeprefix(", ")
 
 
-def operating_points(deployment: Deployment, batches: Sequence[int], context: int, source: int = 0, *, serial: bool = False,
-                     ) -> list[Operating]:  # fmt: skip
-    """Decode steps at each batch, at the bound or without overlap."""
+def operating_points(deployment: Deployment, batches: Sequence[int], context: int, source: int = 0, times: str = "bound",
+                     engine: str = ENGINE) -> list[Operating]:  # fmt: skip
+    """Decode steps at each batch: at the "bound", without overlap ("serial") or "expected"; empty where nothing is calibrated."""
     mesh = getattr(deployment, "mesh", None)
     gpus = 1 if mesh is None else mesh.ranks
+    calibrated = expected_of(deployment, engine).decode(deployment, batches, context) if times == "expected" else ()
+    if calibrated is None:
+        return []
     found = []
-    for batch in batches:
+    for number, batch in enumerate(batches):
         step = deployment.decode(batch, context, source=source_of(deployment, source))
-        seconds = float(step.serial_s if serial else step.bound_s)
+        seconds = float(step.serial_s if times == "serial" else step.bound_s if times == "bound" else calibrated[number])
         found.append(Operating(deployment, batch, 1 / seconds, batch / seconds / gpus, bool(step.memory.fits)))
     return found
 
@@ -76,12 +80,13 @@ def _spread(points: Sequence[Operating]) -> list[Operating]:
 
 @drawn
 def pareto_plot(
-    cases: Mapping[str, Sequence[Deployment]], batches: Sequence[int], context: int, *, source: int = 0, title: str = "",
-    size: tuple[float, float] | None = None,
+    cases: Mapping[str, Sequence[Deployment]], batches: Sequence[int], context: int, *, source: int = 0,
+    engine: str = ENGINE, title: str = "", size: tuple[float, float] | None = None,
 ) -> Figure:  # fmt: skip
     """Tokens per second of one user against those of one GPU: the frontier of each case over its deployments and batches.
 
-    The line is the frontier at the bound, the band reaches down to that without overlap; small marks are points behind it,
+    The line is the frontier at the bound, the band reaches down to that without overlap, the thick pale line is the frontier
+    of expected times where they are calibrated; small marks are points behind it,
     crosses do not fit. The ends, and where another mesh takes over, are named.
 
     Args:
@@ -97,16 +102,20 @@ def pareto_plot(
     if len(cases) > len(COLOURS):
         raise InputError(f"cases: {len(cases)} frontiers are more than the {len(COLOURS)} that stay apart; leave some out")
     everything: dict[str, tuple[list[Operating], list[Operating], list[Operating]]] = {}
+    calibrated: dict[str, list[Operating]] = {}
     for label, deployments in cases.items():
         points = [point for d in deployments for point in operating_points(d, batches, context, source)]
-        worst = [point for d in deployments for point in operating_points(d, batches, context, source, serial=True)]
+        worst = [point for d in deployments for point in operating_points(d, batches, context, source, "serial")]
         everything[label] = (points, frontier(points), frontier(worst))
+        likely = [point for d in deployments for point in operating_points(d, batches, context, source, "expected", engine)]
+        calibrated[label] = frontier(likely)
     if not any(best for _, best, _ in everything.values()):
         raise InputError("batch: nothing fits, so there is no frontier; give a smaller batch or context, or more GPUs")
     figure = new_figure("\n".join(textwrap.wrap(title or f"Interactivity against throughput: {', '.join(cases)}", 70)), size)
     axes = figure.add_subplot()
     subtitle(axes, f"decode at context {context:,} on {_places(cases)}; line: bound, band: down to no overlap, datasheet roofs")
     shown = [point for points, best, worst in everything.values() for point in (*points, *best, *worst)]
+    shown += [point for points in calibrated.values() for point in points]
     for which, values in (("x", [p.per_user for p in shown]), ("y", [p.per_gpu for p in shown])):
         low, high = min(values), max(values)
         if high > WIDE_RANGE * low:
@@ -126,6 +135,9 @@ def pareto_plot(
         if best and worst:
             _band(axes, best, worst, colour)
         axes.plot([p.per_user for p in best], [p.per_gpu for p in best], linestyle="none", marker=marker, color=colour, zorder=5)
+        likely = calibrated[label]
+        axes.plot([p.per_user for p in likely], [p.per_gpu for p in likely], drawstyle="steps-pre", color=colour, linewidth=3.2,
+                  alpha=0.55, zorder=3)  # fmt: skip
         on = {id(p) for p in best}
         behind = [p for p in points if p.fits and id(p) not in on]
         lost = [p for p in points if not p.fits]
@@ -136,6 +148,11 @@ def pareto_plot(
         labels += [Label(p.per_user, p.per_gpu, p.name) for p in (_spread(best) if best else [])]
         handles.append(Line2D([], [], marker=marker, label=label + ("" if best else " (nothing fits)"), **line))
     handles.append(Patch(facecolor=GREY, alpha=0.3, label="bound to serial"))
+    known = dict.fromkeys(expected_of(d, engine).label for deployments in cases.values() for d in deployments)
+    line = {"color": GREY, "linewidth": 3.2, "alpha": 0.55}
+    handles += [
+        nothing_drawn(text) if text.startswith("expected:") else Line2D([], [], label=text, **line) for text in known if text
+    ]
     if any(not point.fits for points, _, _ in everything.values() for point in points):
         handles.append(Line2D([], [], color=GREY, marker="x", linestyle="none", label="does not fit"))
     legend(figure, handles)

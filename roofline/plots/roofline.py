@@ -12,6 +12,7 @@ from roofline.cost import MATRIX_UNITS
 from roofline.errors import InputError
 from roofline.inference import Deployment, Step
 from roofline.numeric import reading
+from roofline.plots.expected import ENGINE
 from roofline.plots.kernels import ROLES, Kernel, kernels, work_of
 from roofline.plots.labels import Label, log_axis, place
 from roofline.plots.roofs import Roofs, attained, datasheet
@@ -27,6 +28,7 @@ NAMED_FROM = 0.03
 CLOSE = 0.04
 """Points nearer than this many decades are one."""
 TERA = 1e12
+KNOWN = "known"
 ROOMY = (8.0, 5.8)
 
 
@@ -56,33 +58,37 @@ class Point:
 
 
 def kernel_points(deployment: Deployment, batch: int, context: int, *, phase: str = "decode", new_tokens: int = 1024,
-                  source: int = 0) -> list[Point]:  # fmt: skip
+                  source: int = 0, engine: str = ENGINE) -> list[Point]:  # fmt: skip
     """The kernels of a decode step at a context, or of a prefill of ``new_tokens`` behind it, that do matrix arithmetic."""
     cached = context if phase == "decode" else 0
-    found = kernels(deployment, work_of(phase, batch, cached, new_tokens, source), phase)
+    found = kernels(deployment, work_of(phase, batch, cached, new_tokens, source), phase, engine)
     return [_of_kernel(kernel, phase) for kernel in found if kernel.unit]
 
 
 def _of_kernel(kernel: Kernel, phase: str) -> Point:
     flops = float(kernel.cost.matrix_flops)
     colour, marker, _ = ROLES[kernel.role]
+    least = flops / (kernel.serial if kernel.expected is None else kernel.seconds)
     return Point(
-        kernel.name, phase, float(kernel.cost.intensity), kernel.unit, flops / kernel.seconds, flops / kernel.serial,
+        kernel.name, phase, float(kernel.cost.intensity), kernel.unit, flops / kernel.seconds, least,
         kernel.share, colour, marker, kernel.role, kernel.expected is not None,
     )  # fmt: skip
 
 
-def step_point(step: Step, label: str, number: int = 0) -> Point:
-    """A whole step as one point; ``number`` chooses colour and marker. Raises InputError for a step of arrays."""
+def step_point(step: Step, label: str, number: int = 0, expected: float | None = None) -> Point:
+    """A whole step as one point; ``number`` chooses colour and marker, ``expected`` is its calibrated time.
+
+    Raises InputError for a step of arrays, or without matrix FLOPs.
+    """
     if reading(step.bound_s) is not None:
         raise InputError("step: a point needs a step of whole numbers; make one step per batch")
     matrix = {unit: float(amount) for unit, amount in step.cost.flops.items() if unit in MATRIX_UNITS and amount}
     if not matrix:
         raise InputError("step: it counts no matrix FLOPs, so it has no place on a roofline; use --convention exact")
-    flops, expected = sum(matrix.values()), getattr(step, "expected_s", None)
+    flops = sum(matrix.values())
     return Point(
         label, step.phase, float(step.cost.intensity), max(matrix, key=matrix.__getitem__),
-        flops / float(expected or step.bound_s), flops / float(step.serial_s), 1.0,
+        flops / float(expected or step.bound_s), flops / float(expected or step.serial_s), 1.0,
         COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)], "", expected is not None,
     )  # fmt: skip
 
@@ -179,14 +185,15 @@ def _marks(axes: Axes, groups: Sequence[tuple[Point, list[Point]]], spec: Roofs)
     return labels
 
 
-def _handles(points: Sequence[Point], found: Roofs | None) -> list[Any]:
+def _handles(points: Sequence[Point], found: Roofs | None, *, missing: bool) -> list[Any]:
     """Entries of the legend: roofs, phases, kinds of kernels."""
     from matplotlib.lines import Line2D
 
     handles: list[Any] = [Line2D([], [], color=GREY, linestyle=(0, (5, 2)), linewidth=1.2, label="datasheet roof")]
-    handles += [
-        Line2D([], [], color=INK, linewidth=1.6, label=found.source) if found else nothing_drawn("attained roof: not calibrated")
-    ]
+    if found:
+        handles += [Line2D([], [], color=INK, linewidth=1.6, label=found.source)]
+    elif missing:
+        handles += [nothing_drawn("attained roof: not calibrated")]
     present = {point.phase for point in points}
     for phase, face in (("prefill", INK), ("decode", "white")):
         if phase in present:
@@ -198,7 +205,7 @@ def _handles(points: Sequence[Point], found: Roofs | None) -> list[Any]:
 
 @drawn
 def roofline_plot(
-    accelerator: Accelerator, points: Sequence[Point], *, title: str = "", note: str = "",
+    accelerator: Accelerator, points: Sequence[Point], *, reached: Roofs | str | None = KNOWN, title: str = "", note: str = "",
     size: tuple[float, float] | None = None,
 ) -> Figure:  # fmt: skip
     """Kernels or steps under the roofs of an accelerator, on two logarithmic axes.
@@ -209,9 +216,13 @@ def roofline_plot(
 
     Args:
         points: of ``kernel_points`` or ``step_point``; prefill is filled, decode hollow. May be empty: roofs alone.
+        reached: "known" for the attained roofs that are known, None for none, or Roofs of one's own.
         note: a line under the title.
     """
-    spec, found = datasheet(accelerator), attained(accelerator)
+    if isinstance(reached, str) and reached != KNOWN:
+        raise InputError(f"reached: {reached!r} is not {KNOWN!r}; give Roofs of your own, or None for the datasheet alone")
+    spec = datasheet(accelerator)
+    found = attained(accelerator) if isinstance(reached, str) else reached
     figure = new_figure(title or f"Roofline of {accelerator.id}", size or ROOMY)
     axes = figure.add_subplot()
     across, up = _limits(points, spec, found)
@@ -235,7 +246,7 @@ def roofline_plot(
     reached = f", {_percent(found.bandwidth / spec.bandwidth)} attained" if found else ""
     labels = _marks(axes, _merged(points), spec)
     labels.append(Label(middle, middle * spec.bandwidth / TERA, f"{spec.bandwidth / TERA:,.3g} TB/s{reached}"))
-    legend(figure, _handles(points, found))
+    legend(figure, _handles(points, found, missing=isinstance(reached, str)))
     ladder = [
         (x, roofs.attainable(unit, x) / TERA) for roofs in (spec, found) if roofs for unit in roofs.rates for x in _steps(*across)
     ]

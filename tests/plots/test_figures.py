@@ -34,10 +34,13 @@ from roofline.plots import (
     timeline_plot,
     validation_plot,
 )
+from roofline.plots.roofs import Roofs, attained, datasheet
 from roofline.plots.style import COLOURS, FORMATS, HATCHES, LINES, MARKERS, written
 from roofline.sharded import ShardedDeployment
 
 BASELINES = Path(__file__).with_name("baselines")
+REACHED = Roofs(2.8e12, {"bf16": 8.0e14, "fp8": 1.2e15}, "measured")
+"""Not those of the hardware file, which change with each calibration; so do expected times, which are left out here."""
 DOUBLINGS = [2**power for power in range(10)]
 
 
@@ -48,14 +51,16 @@ def on(gpu: str, model: str, **mesh: int) -> Deployment:
 
 def _kernels() -> Any:
     one = on("h100-sxm", "llama-3.1-8b")
-    points = [*kernel_points(one, 32, 8192), *kernel_points(one, 1, 0, phase="prefill", new_tokens=2048)]
-    return roofline_plot(one.accelerator, points, title="llama-3.1-8b on h100-sxm", note="decode and prefill")
+    prefill = kernel_points(one, 1, 0, phase="prefill", new_tokens=2048, engine="none")
+    points = [*kernel_points(one, 32, 8192, engine="none"), *prefill]
+    return roofline_plot(one.accelerator, points, reached=REACHED, title="llama-3.1-8b on h100-sxm")
 
 
 def _crowded() -> Any:
     one = on("b200-sxm", "deepseek-v3")
-    points = [*kernel_points(one, 128, 32768), *kernel_points(one, 1, 0, phase="prefill", new_tokens=4096)]
-    return roofline_plot(one.accelerator, points)
+    prefill = kernel_points(one, 1, 0, phase="prefill", new_tokens=4096, engine="none")
+    points = [*kernel_points(one, 128, 32768, engine="none"), *prefill]
+    return roofline_plot(one.accelerator, points, reached=None)
 
 
 def _steps() -> Any:
@@ -70,7 +75,7 @@ def _two_heads() -> dict[str, Deployment]:
 
 def _wide() -> Any:
     names = ("llama-3.1-405b", "deepseek-v3", "mamba2-2.7b", "gemma-3-27b-it")
-    return latency_plot({name: on("mi300x", name) for name in names}, [2**power for power in range(15)], 131072)
+    return latency_plot({name: on("mi300x", name) for name in names}, [2**power for power in range(15)], 131072, engine="none")
 
 
 def _series() -> Any:
@@ -105,19 +110,21 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "roofline": _kernels,
     "roofline-crowded": _crowded,
     "roofline-steps": _steps,
-    "latency": lambda: latency_plot(_two_heads(), DOUBLINGS, 1024, measured={"MHA": [(1, 0.0095), (16, 0.0141)]}),
-    "latency-small": lambda: latency_plot(on("h100-sxm", "smollm2-135m"), [1, 2], 128),
+    "latency": lambda: latency_plot(_two_heads(), DOUBLINGS, 1024, measured={"MHA": [(1, 0.0095), (16, 0.0141)]}, engine="none"),
+    "latency-small": lambda: latency_plot(on("h100-sxm", "smollm2-135m"), [1, 2], 128, engine="none"),
     "latency-wide": _wide,
-    "latency-nothing-fits": lambda: latency_plot(on("l4", "llama-3.1-405b"), [1, 4], 4096),
-    "throughput": lambda: throughput_plot(_two_heads(), DOUBLINGS, 1024),
-    "pareto": lambda: pareto_plot({"llama-3.1-70b": [on("h100-sxm", "llama-3.1-70b", tp=n) for n in (2, 4, 8)]}, DOUBLINGS, 8192),
-    "pareto-small": lambda: pareto_plot({"8b": [on("h100-sxm", "llama-3.1-8b")]}, [1, 2], 1024),
+    "latency-nothing-fits": lambda: latency_plot(on("l4", "llama-3.1-405b"), [1, 4], 4096, engine="none"),
+    "throughput": lambda: throughput_plot(_two_heads(), DOUBLINGS, 1024, engine="none"),
+    "pareto": lambda: pareto_plot(
+        {"llama-3.1-70b": [on("h100-sxm", "llama-3.1-70b", tp=n) for n in (2, 4, 8)]}, DOUBLINGS, 8192, engine="none"
+    ),
+    "pareto-small": lambda: pareto_plot({"8b": [on("h100-sxm", "llama-3.1-8b")]}, [1, 2], 1024, engine="none"),
     "memory": lambda: memory_plot({n: on("h100-sxm", "llama-3.1-70b", **m) for n, m in MESHES.items()}, 64, 32768),
     "memory-small": lambda: memory_plot(on("h100-sxm", "llama-3.1-8b"), 1, 16),
     "kv": lambda: kv_plot({n: load_model(n) for n in SEVERAL}, [2**p for p in range(13, 21)], accelerator=load_accelerator("l4")),
     "kv-small": lambda: kv_plot({"8b": load_model("llama-3.1-8b")}, [1000, 2000]),
-    "breakdown": lambda: breakdown_plot(on("b200-sxm", "deepseek-v3"), [1, 8, 64, 512], 32768),
-    "breakdown-prefill": lambda: breakdown_plot(on("h100-sxm", "llama-3.1-70b", tp=8), [1], 0, phase="prefill"),
+    "breakdown": lambda: breakdown_plot(on("b200-sxm", "deepseek-v3"), [1, 8, 64, 512], 32768, engine="none"),
+    "breakdown-prefill": lambda: breakdown_plot(on("h100-sxm", "llama-3.1-70b", tp=8), [1], 0, phase="prefill", engine="none"),
     "validation": _series,
     "lines": lambda: lines_plot(
         {"flat": [(1, 2.0), (512, 2.0)], "falling": [(1, 3.0), (16, 2.5), (512, 0.8)]},
@@ -246,7 +253,8 @@ def test_another_process_with_other_settings_writes_the_same_bytes(tmp_path: Pat
     (tmp_path / "matplotlibrc").write_text("axes.facecolor: black\nfont.size: 20\nsvg.hashsalt: other\n", encoding="utf-8")
     code = (
         "import sys; from roofline import *; from roofline.plots import latency_plot, save; "
-        "save(latency_plot(Deployment(load_model('smollm2-135m'), load_accelerator('h100-sxm')), [1, 2], 128), sys.argv[1])"
+        "one = Deployment(load_model('smollm2-135m'), load_accelerator('h100-sxm')); "
+        "save(latency_plot(one, [1, 2], 128, engine='none'), sys.argv[1])"
     )
     command = [sys.executable, "-c", code, "a.svg"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
@@ -293,6 +301,55 @@ def test_what_cannot_be_drawn_is_said(attempt: Any, says: str) -> None:
 def test_what_cannot_be_written_is_said(tmp_path: Path, name: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         save(FIGURES["latency-small"](), tmp_path / name)
+
+
+def _pale(figure: Any) -> list[Any]:
+    """The lines of expected times."""
+    return [line for line in figure.axes[0].lines if line.get_linewidth() > 3]
+
+
+def test_expected_times_are_drawn_where_they_are_calibrated_and_said_where_not() -> None:
+    known = latency_plot(on("h100-sxm", "llama-2-13b"), DOUBLINGS, 1024)
+    (line,) = _pale(known)
+    bound = max(known.axes[0].collections[0].get_paths()[0].vertices[:, 1].min(), 0.0)
+    assert (line.get_ydata() > bound).all()
+    assert "expected, vllm" in describe(known)["legends"][0][2]
+    unknown = latency_plot(on("mi300x", "llama-2-13b"), DOUBLINGS, 1024)
+    assert _pale(unknown) == []
+    assert any(text.startswith("expected: mi300x has no calibrated kernels") for text in describe(unknown)["legends"][0])
+    assert not any("expected" in text for text in describe(FIGURES["latency"]())["legends"][0])
+    with pytest.raises(InputError, match="engine: 'vlm' is not one of"):
+        latency_plot(on("h100-sxm", "llama-2-13b"), [1, 2], 1024, engine="vlm")
+
+
+def test_kernels_stand_at_their_expected_times_below_the_roof() -> None:
+    one = on("h100-sxm", "llama-3.1-8b")
+    points = kernel_points(one, 32, 8192)
+    roofs = datasheet(one.accelerator)
+    assert points
+    assert all(point.expected for point in points)
+    assert all(0.05 < point.rate / roofs.attainable(point.unit, point.intensity) < 1 for point in points)
+    assert not any(point.expected for point in kernel_points(one, 32, 8192, engine="none"))
+
+
+def test_attained_roofs_lie_below_the_datasheet_and_are_drawn_solid() -> None:
+    chip = load_accelerator("h100-sxm")
+    spec, found = datasheet(chip), attained(chip)
+    assert found is not None
+    assert 0.7 < found.bandwidth / spec.bandwidth < 1
+    assert 0.6 < found.rates["bf16"] / spec.rates["bf16"] < 1
+    assert attained(load_accelerator("mi300x")) is None
+    texts = describe(roofline_plot(load_accelerator("mi300x"), []))["legends"][0]
+    assert "attained roof: not calibrated" in texts
+
+
+def test_a_record_of_such_a_device_comes_before_fitted_roofs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from roofline.validate import measured
+
+    record = {"gpu": "NVIDIA H100 80GB HBM3", "roofs": {"bandwidth": 3.0e12, "rates": {"bf16": 7.0e14}}}
+    monkeypatch.setattr(measured, "records", lambda: [record])
+    assert attained(load_accelerator("h100-sxm")) == Roofs(3.0e12, {"bf16": 7.0e14}, "measured")
+    assert attained(load_accelerator("h200-sxm")) != Roofs(3.0e12, {"bf16": 7.0e14}, "measured")
 
 
 def test_no_pyplot_state_is_left() -> None:
