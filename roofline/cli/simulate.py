@@ -79,6 +79,7 @@ class Job:
         from roofline.inference import Deployment
         from roofline.serving.replica import Speculation
         from roofline.serving.steps import BoundSteps
+        from roofline.speculative.rounds import check_vocabulary
 
         drafted, alpha, cost, model = self.draft
         if model is None:
@@ -88,6 +89,7 @@ class Job:
             from roofline.speculative.rounds import multi_token_module
 
             model = (multi_token_module if model == "mtp" else eagle_step)(self.variant.model)
+        check_vocabulary(self.variant.model, model)
         return Speculation(drafted, alpha, BoundSteps(Deployment(model, self.accelerator)))
 
 

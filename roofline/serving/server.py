@@ -48,8 +48,11 @@ class Cache:
     batched_tokens: int = BATCHED
 
 
-def engine_cache(deployment: Deployment, engine: Profile, settings: Settings) -> Cache:
-    """The cache that an engine allocates. Raises InputError where it does not start."""
+def engine_cache(deployment: Deployment, engine: Profile, settings: Settings, length: int) -> Cache:
+    """The cache that an engine allocates, in tokens of requests of ``length`` where pages do not grow evenly with it.
+
+    Raises InputError where the engine does not start.
+    """
     from roofline.allocation import allocate
     from roofline.parallel.mesh import Mesh
 
@@ -69,7 +72,11 @@ def engine_cache(deployment: Deployment, engine: Profile, settings: Settings) ->
     if pages is None or tokens is None:
         return Cache(None, BLOCK, filled.max_model_len, FROM_ENGINE, "the state does not grow with the text",
                      filled.sequences, filled.batched_tokens)  # fmt: skip
-    note = f"{tokens:,} tokens of cache, as {engine.name} {engine.since} allocates them"
+    even = ""
+    if not pages.uniform:
+        tokens = int(pages.concurrency(found.pool.best, length, filled.batched_tokens) * length)
+        even = f", in requests of {length:,} tokens: windows and states of fixed size fill unevenly"
+    note = f"{tokens:,} tokens of cache, as {engine.name} {engine.since} allocates them{even}"
     return Cache(
         tokens // pages.page_tokens, pages.page_tokens, filled.max_model_len, FROM_ENGINE, note, filled.sequences,
         filled.batched_tokens,
@@ -229,7 +236,7 @@ def make_server(
         if not 1 <= value <= 1024:
             raise InputError(f"{name}: {value} is out of range; give up to 1024")
     longest, mean = int(totals.max()), max(1, int(totals.mean()))
-    cache = engine_cache(deployment, engine, settings) if engine else maths_cache(deployment, settings, mean)
+    cache = engine_cache(deployment, engine, settings, mean) if engine else maths_cache(deployment, settings, mean)
     scheduler = options.scheduler or (OF_ENGINE[engine.id] if engine else "chunked")
     drafted = options.draft.drafted if options.draft else 0
     if options.draft and scheduler == "static":
@@ -242,6 +249,8 @@ def make_server(
     if options.scheduler is None:
         why = f"closest to {engine.name}'s defaults" if engine else "without an engine"
         notes.append(f"scheduler {scheduler}, {why} (--scheduler)")
+    if options.draft and options.draft.draft is not None:
+        notes.append("the draft runs on one GPU of each replica; its weights and cache are not taken off the cache")
     notes.append(f"at most {sequences:,} sequences and {batched:,} tokens in a step")
     times = step_times(deployment, engine, shortest=int(workload.prompt.min()), longest=longest)
     return Server(deployment, cache, policy, times, options, (*notes, *times.notes))
