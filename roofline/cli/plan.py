@@ -130,6 +130,9 @@ def plan(
     ] = True,
     bound: Annotated[bool, typer.Option("--bound", help="Step times are the datasheet's bound, whatever is calibrated.")] = False,
     show: Annotated[str, typer.Option("--show", metavar="N", help="Deployments to confirm and show.")] = str(SHOWN),
+    requests: Annotated[
+        str | None, typer.Option("--requests", metavar="N", help="Requests that the simulator counts.  [default: 1500]")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Ceilings, what flips the choice, and the trade-off, too.")] = False,
     emit: Annotated[
         str | None,
@@ -163,5 +166,6 @@ def plan(
         draft, float(sweeps.fractions([alpha], "alpha")[0]) if alpha else None,
         sweeps.whole_numbers(gamma or ["1,2,3,5"], "gamma") if draft else [], price, disaggregation, bound,
         _one(sweeps.whole_numbers([show], "show"), "show"),
+        _one(sweeps.whole_numbers([requests], "requests"), "requests") if requests else None,
     )  # fmt: skip
     return plan_answer.answer(question, explain, emit is not None, out)

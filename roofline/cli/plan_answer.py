@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from roofline.cli.output import Cells, Output
@@ -17,7 +18,7 @@ from roofline.planner.search import Found, Plan, Point, frontier, search
 from roofline.planner.sensitivity import Flip, label, sensitivity
 from roofline.planner.setups import Setup, comparable, setups, stored_formats, variants
 from roofline.planner.sizing import Drafting
-from roofline.planner.verify import verdict_record
+from roofline.planner.verify import COUNTED, simulate, verdict_record
 from roofline.planner.workload import Objective, Workload
 
 LENGTHS = "every request has the same lengths; arrivals are random (Poisson), requests to equal instances are too"
@@ -49,6 +50,7 @@ class Question:
     disaggregation: bool
     bound: bool
     shown: int
+    requests: int | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,10 @@ def solve(question: Question) -> Answer:
         apart, tried = disaggregated(candidates, question.load, question.objective, rents, question.most)
         found.plans += apart
         found.tried += tried
-    chosen = choose(found.plans, question.load, question.objective, question.shown, question.most)
+    chosen = choose(
+        found.plans, question.load, question.objective, question.shown, question.most,
+        partial(simulate, counted=question.requests or COUNTED),
+    )  # fmt: skip
     try:
         name = str(read_catalog(normalise(question.model)).get("full_name") or question.model)
     except KeyError:
@@ -276,7 +281,8 @@ def _cells(choices: Sequence[Choice], load: Workload, percentile: float) -> Cell
             label(plan), plan.gpus, f"{plan.batch:,}", f"{plan.budget:,}", latency(choice.verdict.ttft_s),
             latency(choice.verdict.ttft_high_s), latency(choice.verdict.tpot_s), count(rates["output_tok_per_s"]),
             count(rates["output_tok_per_s_per_user"] or 0.0), count(rates["output_tok_per_s_per_gpu"]),
-            money(rates["usd_per_hour"]), money(rates["usd_per_mtok_output"]), "-" if joule is None else f"{joule:.3g}", plan.setup.times.provenance,
+            money(rates["usd_per_hour"]), money(rates["usd_per_mtok_output"]), "-" if joule is None else f"{joule:.3g}",
+            plan.setup.times.provenance,
         ])  # fmt: skip
     return headers, rows
 

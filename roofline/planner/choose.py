@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roofline.planner.disaggregate import with_more
-from roofline.planner.search import Plan, _order, settled
+from roofline.planner.search import Plan, order_of, settled
 from roofline.planner.verify import Verdict, simulate
 from roofline.planner.workload import Objective, Workload
 
@@ -68,7 +68,7 @@ def choose(
     number = itertools.count()
     heap: list[tuple[Any, int, Plan]] = []
     for plan in plans:
-        heapq.heappush(heap, (_order(plan, load), next(number), plan))
+        heapq.heappush(heap, (order_of(plan, load), next(number), plan))
     confirmed: list[Choice] = []
     refuted: list[Choice] = []
     done: set[Any] = set()
@@ -90,6 +90,6 @@ def choose(
         misses[kind(plan)] = misses.get(kind(plan), 0) + 1
         for other in _more(plan, load, objective, verdict):
             if other.gpus <= most_gpus:
-                heapq.heappush(heap, (_order(other, load), next(number), other))
-    confirmed.sort(key=lambda choice: (*_order(choice.plan, load)[:2], choice.verdict.tpot_s))
+                heapq.heappush(heap, (order_of(other, load), next(number), other))
+    confirmed.sort(key=lambda choice: (*order_of(choice.plan, load)[:2], choice.verdict.tpot_s))
     return Chosen(confirmed, refuted)

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from roofline.planner.prices import Rent
-from roofline.planner.search import MOST_INSTANCES, SEQUENCES, Plan, _order, headroom
+from roofline.planner.search import MOST_INSTANCES, SEQUENCES, Plan, headroom, order_of
 from roofline.planner.setups import Setup
-from roofline.planner.sizing import Sized
+from roofline.planner.sizing import Sized, waiting
 from roofline.planner.workload import Objective, Workload
 from roofline.serving.steps import StepShape
 
@@ -50,14 +50,6 @@ def prompt_seconds(setup: Setup, load: Workload) -> float:
     return total
 
 
-def _wait(service: float, busy: float, percentile: float) -> tuple[float, float]:
-    """Mean and percentile of the wait for a server that is busy that share of the time."""
-    beyond = 1 - percentile / 100
-    mean = busy * service / (2 * (1 - busy))
-    tail = service / (2 * (1 - busy)) * math.log(busy / beyond) if busy > beyond else 0.0
-    return mean, max(mean, tail)
-
-
 def _decoding(setup: Setup, load: Workload) -> Iterator[tuple[int, int, float, float]]:
     """(sequences, batch, step, requests per second) of one rank that only decodes."""
     context = load.isl + load.osl // 2
@@ -83,7 +75,7 @@ def _prefilling(
         return None
     number = max(1, math.ceil(rate * service / (setup.mesh.dp * MOST_BUSY)))
     while number <= MOST_INSTANCES:
-        mean, tail = _wait(service, rate * service / (number * setup.mesh.dp), percentile)
+        mean, tail = waiting(service, rate * service / (number * setup.mesh.dp), percentile)
         if limit is None or service + tail <= limit:
             return number, service + mean, service + tail
         number += max(1, number // 8)
@@ -132,7 +124,7 @@ def disaggregated(
                 if prefill is None:
                     continue
                 plan = _joined(setup, prefill, (sequences, batch, step, number), rate, moved, load, price)
-                if plan.gpus <= most and (best is None or _order(plan, load) < _order(best, load)):
+                if plan.gpus <= most and (best is None or order_of(plan, load) < order_of(best, load)):
                     best = plan
         if best is not None:
             plans.append(best)
@@ -159,6 +151,8 @@ def _joined(
     sequences, batch, step, number = decode
     share = rate / (number * setup.mesh.dp)
     service = prompt_seconds(first, load)
+    lag = float(getattr(first.times, "request_seconds", lambda running: 0.0)(1.0))
+    mean, tail = mean + lag, tail + lag
     sized = Sized(sequences, 1, 0.0, step, step, mean + moved + step, tail + moved + step, step, share)
     waiting = Sized(1, 1, 1.0, service, service, mean, tail, 0.0, rate / (count * first.mesh.dp))
     front = Plan(first, PREFILL_BUDGET, max(1, PREFILL_BUDGET // load.isl), count, waiting, rent=price)

@@ -189,7 +189,7 @@ def launches(plan: Plan, model: str, longest: int, stored: tuple[str, str], draf
         asked = _Asked(
             model, part, role, draft,
             weights if weights != stored[0] and weights in ONLINE[engine] else None, kv if kv != stored[1] else None,
-            -(-longest // WHOLE) * WHOLE, None if engine == "llamacpp" else part.setup.fraction,
+            -(-longest // WHOLE) * WHOLE, None if engine == "llamacpp" else part.setup.fraction(part.budget, part.batch),
         )  # fmt: skip
         words, files = WRITERS[engine](asked)
         named = [server.model, model] if server.model else [model]

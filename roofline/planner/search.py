@@ -140,8 +140,6 @@ def sized_at(
 def settings(setup: Setup, load: Workload, objective: Objective, drafting: Drafting | None) -> Iterable[tuple[int, int, Sized]]:
     """(budget, batch, steady state) of every setting that memory and the engine admit."""
     for budget in BUDGETS:
-        if budget > max(512, 2 * load.isl) and budget > BUDGETS[0] * 4:
-            continue
         draft = drafting.draft if drafting else None
         room = setup.users(budget, SEQUENCES[0], draft)
         for sequences in SEQUENCES:
@@ -159,7 +157,7 @@ def settings(setup: Setup, load: Workload, objective: Objective, drafting: Draft
             if sized is None:
                 break
             yield budget, batch, sized
-            if sized.mixed >= 1 or (objective.tpot is not None and sized.tpot_s > BEYOND * objective.tpot):
+            if sized.busy >= 1 or (objective.tpot is not None and sized.tpot_s > BEYOND * objective.tpot):
                 break
 
 
@@ -217,13 +215,13 @@ def search(
                 tried += 1
                 number = instances(setup, load, sized)
                 plan = Plan(setup, budget, batch, number, sized, drafting, price)
-                if sized.tpot_s and sized.mixed < 1:
+                if sized.tpot_s and sized.busy < 1:
                     share = sized.rate * load.osl * setup.mesh.dp / setup.gpus
                     points.append(Point(1 / sized.tpot_s, share, plan.with_instances(1)))
                 if number > MOST_INSTANCES or plan.gpus > most:
                     continue
                 if objective.met(sized.ttft_high_s, sized.tpot_s):
-                    if budget not in best or _order(plan, load) < _order(best[budget], load):
+                    if budget not in best or order_of(plan, load) < order_of(best[budget], load):
                         best[budget] = plan
                 else:
                     wrong = max(
@@ -233,10 +231,11 @@ def search(
                     if wrong < miss:
                         nearest, miss = plan, wrong
             plans += best.values()
-    return Found(sorted(plans, key=lambda plan: _order(plan, load)), points, tried, nearest)
+    return Found(sorted(plans, key=lambda plan: order_of(plan, load)), points, tried, nearest)
 
 
-def _order(plan: Plan, load: Workload) -> tuple[Any, ...]:
+def order_of(plan: Plan, load: Workload) -> tuple[Any, ...]:
+    """By what deployments are ordered: rent, or for batch work rent per token."""
     return per_token(plan, load.osl) if load.offline else cost(plan)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from roofline.accelerator import Quantity
 from roofline.planner.choose import kind
 from roofline.planner.prices import Rent
-from roofline.planner.search import Plan, _order, search
+from roofline.planner.search import Plan, order_of, search
 from roofline.planner.setups import Setup
 from roofline.planner.sizing import Drafting
 from roofline.planner.workload import Objective, Workload
@@ -151,7 +151,7 @@ def sensitivity(
 
             def priced(value: float, gpu: str = gpu, price: Rent = price) -> Plan | None:
                 moved = [replace(p, rent=replace(price, usd=value)) if p.setup.accelerator.id == gpu else p for p in whole]
-                return min(moved, key=lambda plan: _order(plan, load))
+                return min(moved, key=lambda plan: order_of(plan, load))
 
             found.append(_flip(f"price of {gpu} [USD/h]", price.low, price.usd, price.high, choice, priced))
     provenance = choice.setup.times.provenance

@@ -184,22 +184,19 @@ class Setup:
         page = found.layout.page_tokens
         return max(1, (found.tokens(found.pool.best) or 0) // page), page
 
-    @property
-    def fraction(self) -> float | None:
+    def fraction(self, budget: int, sequences: int) -> float | None:
         """The memory fraction that the engine is started with."""
         if not self.paged:
             return float(SHARE)
-        fraction = self.memory(BUDGET, BATCHES[0]).settings.memory_fraction
+        fraction = self.memory(budget, sequences).settings.memory_fraction
         return None if fraction is None else float(fraction)
 
 
 def stored_formats(model: Model) -> tuple[str, str]:
     """The formats that most weights and the cache are stored in."""
     weights = max(model.params_by_format.items(), key=lambda item: item[1])[0].name
-    kinds = {
-        block.kv.name
-        for layer in model.layers for block in layer.blocks if isinstance(getattr(block, "kv", None), Format)
-    }  # fmt: skip
+    caches: list[Any] = [getattr(block, "kv", None) for layer in model.layers for block in layer.blocks]
+    kinds = {fmt.name for fmt in caches if isinstance(fmt, Format)}
     return weights, "/".join(sorted(kinds)) or "none"
 
 
@@ -293,6 +290,5 @@ def comparable(found: Sequence[Setup]) -> tuple[list[Setup], list[str]]:
             why = next((note for note in setup.times.notes if note.startswith("not calibrated")), "its step times are bounds")
             where = "" if setup.accelerator.id not in kept else f" with {setup.variant.weights} weights and {setup.variant.kv} KV"
             lost.setdefault(f"{setup.accelerator.id}{where}", why)
-    return calibrated, [
-        f"{name} left out, since bounds and calibrated times do not compare (--bound does): {why}" for name, why in lost.items()
-    ]
+    told = "left out, since bounds and calibrated times do not compare (--bound does)"
+    return calibrated, [f"{name} {told}: {why}" for name, why in lost.items()]

@@ -3,8 +3,9 @@
 Means are those of ``serving.closed_form``: decode steps, mixed steps in which chunks of prompts ride along, Little's law.
 Added here is what a planner needs beyond means: where prompts want more steps than there are, decodes go on in every step
 and prompts queue; an engine that lets decodes wait while prompts run pays whole prompts between decode steps; drafts; and
-the wait of a random arrival behind other prompts, that of a queue with equal service times (M/D/1): with a share f of the
-time spent on prompts of s seconds, mean ``f s / (2 (1 - f))``, and an exponential tail of that mean for percentiles.
+the wait of a random arrival behind other prompts, that of a queue with equal service times (M/D/1): where prompts arrive
+at a rate r and take s seconds of the budget each, f = r s, the mean is ``f s / (2 (1 - f))``; percentiles take an
+exponential tail of that mean.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class Sized:
     """An instance's steady state; times in seconds, rates of one data-parallel rank.
 
     Attributes:
-        sequences: in the engine at once. chunks: of a prompt. mixed: share of steps with prompt tokens.
+        sequences: in the engine at once. chunks: of a prompt. busy: share of what a budget offers to prompts that they take.
         decode_s, mixed_s: the two kinds of steps. ttft_s, ttft_high_s: mean and percentile. tpot_s: mean.
         rate: requests per second.
     """
 
     sequences: int
     chunks: int
-    mixed: float
+    busy: float
     decode_s: float
     mixed_s: float
     ttft_s: float
@@ -79,29 +80,36 @@ def size(
     extra = 0 if stalls else sequences * gamma
     if budget - extra - (0 if stalls else sequences) < 1 or sequences * (1 + gamma) > budget:
         return None
-    whole = float(budget + sequences) if stalls else float(budget - extra)
-    found = loads(float(sequences), float(load.isl), rounds, NEVER, whole)
+    room = float(budget if stalls else budget - extra - sequences)
+    found = loads(float(sequences), float(load.isl), rounds, NEVER, room + sequences)
+    if not stalls and sequences / rounds * load.isl > room:
+        return _saturated(times, sequences, room, load, rounds, drafting)
     decode_s, mixed_s, alone_s = _seconds(times, found, load, drafting, stalls)
     if stalls:
         mixed_s = decode_s + alone_s
-    request = float(getattr(times, "request_seconds", lambda running: 0.0)(float(sequences)))
-    group, turns = float(found.group), float(found.turns)
-    busy = sequences / rounds * turns / group
-    if not stalls and busy >= 1:
-        return _saturated(times, sequences, whole, load, rounds, (request, gained), drafting)
+    request, turns = _request(times, sequences), float(found.turns)
     means = steady(found, decode_s, mixed_s, alone_s, request, float(sequences), rounds)
     tpot = float(means.tpot)
-    share = busy * alone_s / tpot if stalls else busy
     rate = sequences / (float(means.ttft) + rounds * tpot)
-    one = Sized(sequences, round(turns), share, decode_s, mixed_s, float(means.ttft), 0.0, tpot / gained, rate)
-    service = turns * (alone_s if stalls else mixed_s) / group
-    return _waiting(one, service, tpot / 2, percentile)
+    service = alone_s * turns / float(found.group) if stalls else mixed_s * load.isl / room
+    busy = min(1.0, rate * service)
+    mean, high = waiting(service, busy, percentile)
+    own = request + turns * mixed_s
+    return Sized(
+        sequences, round(turns), busy, decode_s, mixed_s, max(float(means.ttft), own + tpot / 2 + mean), own + tpot + high,
+        tpot / gained, rate,
+    )  # fmt: skip
+
+
+def _request(times: StepTimes, running: float) -> float:
+    """What passes before a request is scheduled [s], where the step times know it."""
+    return float(getattr(times, "request_seconds", lambda running: 0.0)(float(running)))
 
 
 def _seconds(
     times: StepTimes, found: Loads, load: Workload, drafting: Drafting | None, alone: bool = False
 ) -> tuple[float, float, float]:
-    """Seconds of a decode step, a mixed one and, where it is wanted, one of prompts only; drafts included."""
+    """Seconds of a decode step, a mixed one and, where it is wanted, one of its prompts alone; drafts included."""
     context, gamma = load.isl + load.osl // 2, drafting.gamma if drafting else 0
 
     def step(one: Any) -> float:
@@ -114,29 +122,25 @@ def _seconds(
             drafts = gamma * drafting.times.seconds(plain)
         return times.seconds(shape) + drafts
 
-    return step(found.decode), step(found.mixed), step(found.alone) if alone else 0.0
+    prompts = replace(found.mixed, decodes=0.0)
+    return step(found.decode), step(found.mixed), step(prompts) if alone else 0.0
 
 
-def _saturated(
-    times: StepTimes, sequences: int, budget: float, load: Workload, rounds: float, fixed: tuple[float, float],
-    drafting: Drafting | None,
-) -> Sized:  # fmt: skip
+def _saturated(times: StepTimes, sequences: int, room: float, load: Workload, rounds: float, drafting: Drafting | None) -> Sized:
     """Prompts fill the budget of every step: fewer sequences decode, and the others wait for their prompts to run."""
-    request, gained = fixed
-    room = max(1.0, budget - sequences)
     decoding = max(1.0, min(float(sequences), rounds * room / load.isl))
     found = loads(decoding, float(load.isl), rounds, NEVER, room + decoding)
     _, mixed_s, _ = _seconds(times, found, load, drafting)
     rate = room / load.isl / mixed_s
-    ttft = max(request + load.isl / room * mixed_s, sequences / rate - rounds * mixed_s)
+    ttft = _request(times, sequences) + max(load.isl / room * mixed_s, sequences / rate - rounds * mixed_s)
+    gained = drafting.tokens if drafting else 1.0
     return Sized(sequences, math.ceil(load.isl / room), 1.0, mixed_s, mixed_s, ttft, 2 * ttft, mixed_s / gained, rate)
 
 
-def _waiting(found: Sized, service: float, half: float, percentile: float) -> Sized:
-    """With the wait for a server that is busy ``found.mixed`` of the time, mean and percentile."""
-    if found.mixed >= 1:
-        return replace(found, ttft_s=NEVER, ttft_high_s=NEVER)
-    scale, beyond = service / (2 * (1 - found.mixed)), 1 - percentile / 100
-    mean = found.mixed * scale
-    tail = scale * math.log(found.mixed / beyond) if found.mixed > beyond else 0.0
-    return replace(found, ttft_s=found.ttft_s + mean, ttft_high_s=found.ttft_s + half + max(mean, tail))
+def waiting(service: float, busy: float, percentile: float) -> tuple[float, float]:
+    """Mean and percentile of the wait for a server with equal service times that is busy that share of the time."""
+    if busy >= 1:
+        return NEVER, NEVER
+    scale, beyond = service / (2 * (1 - busy)), 1 - percentile / 100
+    tail = scale * math.log(busy / beyond) if busy > beyond else 0.0
+    return busy * scale, max(busy * scale, tail)

@@ -2,7 +2,7 @@
 
 One data-parallel rank of one instance is simulated under its share of the load; a balancer that sends requests to the
 least loaded rank does better than the random share that is assumed here. Requests that arrive before a steady state is
-reached are served and not counted.
+reached are served and not counted. What calibrated times say passes before a request is scheduled is added to its TTFT.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def simulate(plan: Plan, load: Workload, objective: Objective, *, counted: int =
     first, finish, arrival = (column[order] for column in (outcome.first, outcome.finish, outcome.arrival))
     served = numpy.isfinite(finish)
     refused = int(counted - served.sum())
-    ttft = (first - arrival)[served]
+    entry = plan.prefill or plan
+    lag = float(getattr(entry.setup.times, "request_seconds", lambda running: 0.0)(float(running)))
+    ttft = (first - arrival)[served] + lag
     tpot = ((finish - first) / max(1, load.osl - 1))[served]
     if refused or not len(ttft):
         return Verdict(float("nan"), float("inf"), float("inf"), 0.0, int(served.sum()), refused, 0, 0.0, 0.0, False)

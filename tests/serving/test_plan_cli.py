@@ -1,0 +1,158 @@
+"""``roofline plan`` and ``roofline fleet`` on the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from roofline.engines.documented import load_server
+
+LENGTHS = ("--isl", 500, "--osl", 50, "--requests", 150)
+SMALL = ("plan", "llama-3.2-1b", *LENGTHS, "--gpus", "h100-sxm,l40s", "--bound", "--max-gpus", 2, "--kv-dtype", "bf16")
+ONLINE = (*SMALL, "--rate", 4, "--ttft", "1s", "--tpot", "20ms")
+ONE = (*ONLINE, "--dtype", "bf16", "--gpus", "h100-sxm", "--show", 1, "--no-disaggregation")
+
+
+def test_the_answer_as_data(cli):
+    records = cli(*ONLINE, "--price", "l40s=1", "-o", "json").records
+    assert [record["rank"] for record in records] == list(range(1, len(records) + 1))
+    costs = [record["usd_per_hour"] for record in records]
+    assert costs == sorted(costs)
+    first = records[0]
+    assert (first["gpu"], first["usd_per_hour"], first["price_source"]) == ("l40s", 1.0, "as given")
+    assert first["simulated"]["met"]
+    assert first["simulated"]["ttft_percentile_s"] <= 1
+    assert first["simulated"]["tpot_s"] <= 0.02
+    assert first["output_tok_per_s"] == pytest.approx(200)
+    assert first["usd_per_mtok_output"] == pytest.approx(1 / 3600 / 200 * 1e6)
+    assert first["joule_per_output_token"] == pytest.approx(350 / 200)
+    assert first["binds"] == first["ceilings"][0]["ceiling"]
+    users = [one["users"] for one in first["ceilings"] if one["users"] is not None]
+    assert users == sorted(users)
+    assert users[0] >= first["users"]
+    assert first["searched"] > 300
+    assert first["pareto"]
+    assert {one["assumption"] for one in first["sensitivity"]} >= {"prompt length", "load", "memory bandwidth achieved"}
+    assert first["provenance"] == "datasheet"
+    assert any("datasheet's bound" in note for note in first["notes"])
+    assert load_server("vllm").check(first["launch"][0]["argv"])
+    assert records[-1]["launch"] is None
+
+
+def test_the_answer_in_words(cli):
+    answer = cli(*ONLINE, "--explain", "--show", 1)
+    assert answer.code == 0
+    for text in (
+        "cheapest: ", "ceilings in users: ", "what flips the choice", "the trade between", "vllm serve meta-llama/Llama-3.2-1B",
+        "without a price, and so behind all others: l40s", "price of l40s: no dated price is known; give --price l40s=USD",
+        "assumes: price of h100-sxm: 2.95 USD", "not modelled: prefix caches",
+    ):  # fmt: skip
+        assert text in answer.out
+    quiet = cli(*ONE, "-q", "-o", "csv")
+    assert quiet.out.splitlines()[0].startswith("schema,model,")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llamacpp"])
+def test_emit_prints_the_command_and_nothing_else(cli, engine):
+    one = [part for part in ONE if engine != "llamacpp" or part not in ("--kv-dtype", "--dtype", "bf16")]
+    answer = cli(*one, "--emit", engine)
+    assert answer.code == 0
+    command = next(line for line in answer.out.splitlines() if line.startswith(load_server(engine).program[0]))
+    import shlex
+
+    assert load_server(engine).check(shlex.split(command))
+    if engine == "vllm":
+        (record,) = cli(*one, "--emit", engine, "-o", "json").records
+        assert load_server(engine).check(record["argv"])
+
+
+def test_batch_work_is_planned_for_tokens_per_dollar(cli):
+    records = cli(*SMALL, "--offline", "--price", 1, "--show", 2, "-o", "json").records
+    dollars = [record["usd_per_mtok_output"] for record in records]
+    assert dollars[0] == pytest.approx(min(dollars), rel=0.1)
+    assert records[0]["offline"]
+    assert records[0]["ttft_limit_s"] is None
+
+
+def test_users_who_wait_are_planned_for(cli):
+    (first, *_) = cli(*SMALL, "--concurrency", 50, "--tpot", "20ms", "--show", 1, "-o", "json").records
+    assert first["users"] == 50
+    assert first["simulated"]["tpot_s"] <= 0.02
+
+
+def test_speculation_is_weighed(cli):
+    answer = cli(
+        "plan", "llama-3.1-8b", *LENGTHS, "--gpus", "h100-sxm", "--bound", "--max-gpus", 1, "--rate", 0.5, "--tpot", "3ms",
+        "--draft", "llama-3.2-1b", "--alpha", 0.9, "--gamma", 3, "--dtype", "bf16", "--kv-dtype", "bf16", "--show", 1,
+        "-o", "json",
+    )  # fmt: skip
+    (first, *_) = answer.records
+    assert first["draft_tokens"] == 3
+    assert "--speculative-config" in first["launch"][0]["command"]
+
+
+def test_what_cannot_be_met_is_a_finding_that_names_the_nearest(cli):
+    answer = cli(*SMALL, "--rate", 2, "--ttft", "1us", "--tpot", "1us")
+    assert answer.code == 1
+    assert "no deployment is confirmed: nearest is" in answer.out
+    assert cli(*ONE, "--ttft", "1us", "--emit", "vllm").code == 1
+    assert json.loads(cli(*ONE, "--ttft", "1us", "-o", "json").out) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("plan", "llama-3.2-1b"), "isl: say how long"),
+        (("plan", "llama-3.2-1b", "--isl", 9, "--osl", 9), "rate: say what the load is"),
+        ((*SMALL, "--rate", 1, "--concurrency", 1), "rate: requests per second and"),
+        ((*SMALL, "--offline", "--rate", 1), "offline:"),
+        ((*SMALL, "--offline", "--tpot", "1ms"), "offline: batch work has no limit"),
+        ((*SMALL, "--rate", "x"), "rate: 'x'"),
+        ((*SMALL, "--rate", 1, "--tpot", "fast"), "tpot: 'fast'"),
+        ((*SMALL, "--rate", 1, "--percentile", "x"), "percentile"),
+        ((*SMALL, "--rate", 1, "--emit", "vlm"), "Did you mean"),
+        ((*SMALL, "--rate", 1, "--emit", "vllm", "--engine", "sglang"), "emit:"),
+        ((*SMALL, "--rate", 1, "--draft", "llama-3.2-1b"), "speculation needs"),
+        ((*SMALL, "--rate", 1, "--gamma", 2), "gamma:"),
+        ((*SMALL, "--rate", 1, "--price", "b200=3"), "price: 'b200' is not among"),
+        ((*SMALL, "--rate", 1, "--isl", "9,99"), "one value"),
+        (("plan", "llama-3.1-405b", "--isl", 9, "--osl", 9, "--rate", 1, "--gpus", "l4", "--max-gpus", 1), "gpus: l4 left out"),
+        (("plan", "gpt2", "--isl", 2000, "--osl", 9, "--rate", 1), "exceeds the 1,024"),
+        (("plan", "whisper-large-v3", "--isl", 9, "--osl", 9, "--rate", 1), "encoder-decoder"),
+        (("fleet", "llama-3.2-1b"), "tokens-per-day: say"),
+        (("fleet", "llama-3.2-1b", "--tokens-per-day", "many"), "tokens-per-day: 'many'"),
+        (("fleet", "llama-3.2-1b", "--tokens-per-day", "1T", "--utilisation", 2), "utilisation"),
+    ],
+)
+def test_bad_questions_are_one_line(cli, arguments, text):
+    answer = cli(*arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.count("\n") == 1
+    assert text in answer.err
+
+
+def test_a_fleet_against_a_training_run(cli):
+    arguments = (
+        "fleet", "llama-3.1-8b", "--tokens-per-day", "8.6T", "--trained-tokens", "32T", "--gpus", "h100-sxm", "--bound",
+        "--isl", 2000, "--osl", 500,
+    )  # fmt: skip
+    (one,) = cli(*arguments, "-o", "json").records
+    assert one["token_days"] == pytest.approx(32 / 8.6)
+    assert one["gpus"] == one["instances"]
+    assert one["instances"] == -int(-8.6e12 // (86400 * 0.5 * one["instance_tok_per_s"]))
+    assert one["watt"] == 700 * one["gpus"]
+    assert one["usd_per_day"] == pytest.approx(2.95 * 24 * one["gpus"])
+    (full,) = cli(*arguments, "--utilisation", 1, "-o", "json").records
+    assert full["gpus"] == pytest.approx(one["gpus"] / 2, abs=1)
+    words = cli(*arguments)
+    assert "as many tokens as the training run had are served in 3.72 days" in words.out
+    assert "utilisation 0.5" in words.out
+
+
+def test_calibrated_times_say_their_error_and_range(cli):
+    answer = cli("plan", "llama-3.1-8b", *LENGTHS, "--gpus", "h100-sxm", "--rate", 1, "--max-gpus", 1, "--show", 1, "-o", "json")
+    first: Any = answer.records[0]
+    assert first["provenance"] in ("calibrated", "datasheet")
+    assert first["notes"]
