@@ -127,7 +127,7 @@ def compressed_attention_kernel(
 def blocks_for(tokens: int, N: int, H: int, seen: int, dtype: str, packed: bool, device: Device) -> Blocks:
     """As ``mla_decode`` chooses; packed entries need registers to be widened in and are taken half as many at a time."""
     cut = choose(tokens, N, H, seen, dtype, device)
-    return replace(cut, BN=32, stages=3) if cut.BN == 64 and packed else cut
+    return replace(cut, BN=32, stages=2) if cut.BN == 64 and packed else cut
 
 
 def views(cache: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:

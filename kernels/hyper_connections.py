@@ -10,6 +10,7 @@ Source: Xie et al. 2026 (mHC, arXiv 2512.24880); transformers 5.24, models/deeps
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -228,12 +229,12 @@ def inputs(case: Streams, device: str) -> Tensors:
     }
 
 
-def reference(case: Streams, tensors: Tensors) -> Tensors:
-    """Norm, projection, sigmoids, Sinkhorn and both mixes in the order of the definition, in float64."""
-    x, n = tensors["x"].double(), case.n
+def definition(case: Streams, tensors: Tensors, kind: torch.dtype) -> Tensors:
+    """Norm, projection, sigmoids, Sinkhorn and both mixes in the order of the definition, in one number type."""
+    x, n = tensors["x"].to(kind), case.n
+    weight, base, scales = (tensors[name].to(kind) for name in ("weight", "base", "scales"))
     flat = x.flatten(1)
-    flat = flat / torch.sqrt(flat.square().mean(1, keepdim=True) + EPSILON)
-    raw, base, scales = flat @ tensors["weight"].double().T, tensors["base"].double(), tensors["scales"].double()
+    raw = flat / torch.sqrt(flat.square().mean(1, keepdim=True) + EPSILON) @ weight.T
     gate = torch.sigmoid(raw[:, :n] * scales[0] + base[:n]) + EPSILON
     collapsed = torch.einsum("tn,tnd->td", gate, x)
     if case.head:
@@ -244,8 +245,18 @@ def reference(case: Streams, tensors: Tensors) -> Tensors:
     for _ in range(case.iterations - 1):
         mix = mix / (mix.sum(2, keepdim=True) + EPSILON)
         mix = mix / (mix.sum(1, keepdim=True) + EPSILON)
-    streams = torch.einsum("tjk,tjd->tkd", mix, x) + spread[:, :, None] * tensors["y"].double()[:, None]
+    streams = torch.einsum("tjk,tjd->tkd", mix, x) + spread[:, :, None] * tensors["y"].to(kind)[:, None]
     return {"collapsed": collapsed, "coefficients": torch.cat([spread, mix.flatten(1)], 1), "streams": streams}
+
+
+def reference(case: Streams, tensors: Tensors) -> Tensors:
+    """The definition in float64."""
+    return definition(case, tensors, torch.float64)
+
+
+def library(case: Streams, tensors: Tensors) -> Any:
+    """The definition in torch, operation by operation in fp32, as transformers runs it."""
+    return lambda: definition(case, tensors, torch.float32)
 
 
 def launch(case: Streams, tensors: Tensors) -> Tensors:
@@ -325,5 +336,5 @@ MEASURED = (
     Streams("v4-flash-decode-64", "bf16", 64, 4, 4096),
 )
 SPEC = Spec(
-    "hyper_connections", "HyperConnection", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED
+    "hyper_connections", "HyperConnection", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED, library
 )  # fmt: skip
