@@ -91,7 +91,7 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     data: list[bytes] = []
     end = 0
     for name, tensor in tensors.items():
-        raw = tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+        raw = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, end + len(raw)]}
         data.append(raw)
         end += len(raw)

@@ -16,8 +16,8 @@ from roofline.kernels.compression.affine import Grid, Quantized, grouped_columns
 class Hessian:
     """``2 x.T x`` over the inputs that a layer sees, as a running mean over tokens; float64."""
 
-    def __init__(self, inputs: int) -> None:
-        self.matrix = torch.zeros(inputs, inputs, dtype=torch.float64)
+    def __init__(self, inputs: int, device: torch.device | str = "cpu") -> None:
+        self.matrix = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
         self.tokens = 0
 
     def add(self, x: torch.Tensor) -> None:
@@ -51,17 +51,18 @@ def gptq(
     """
     grid = Grid.named(name)
     inputs = weight.shape[1]
-    order = hessian.matrix.diagonal().argsort(descending=True, stable=True) if act_order else torch.arange(inputs)
+    diagonal, device = hessian.matrix.diagonal(), weight.device
+    order = diagonal.argsort(descending=True, stable=True) if act_order else torch.arange(inputs, device=device)
     rest = weight.double()[:, order].clone()
-    rest[:, hessian.matrix.diagonal()[order] == 0] = 0.0
+    rest[:, diagonal[order] == 0] = 0.0
     factor = hessian.factor(order, damping)
     groups = grouped_columns(rest, grid.group).shape[1]
-    codes = torch.empty(weight.shape, dtype=torch.uint8)
-    scales, zeros = (torch.empty(len(weight), groups, dtype=torch.float64) for _ in range(2))
+    codes = torch.empty(weight.shape, dtype=torch.uint8, device=device)
+    scales, zeros = (torch.empty(len(weight), groups, dtype=torch.float64, device=device) for _ in range(2))
     span = max(1, block // grid.group) * grid.group
     for first in range(0, inputs, span):
         last = min(first + span, inputs)
-        errors = torch.empty(len(weight), last - first, dtype=torch.float64)
+        errors = torch.empty(len(weight), last - first, dtype=torch.float64, device=device)
         for column in range(first, last):
             group = column // grid.group
             if column % grid.group == 0:

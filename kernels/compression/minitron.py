@@ -86,7 +86,7 @@ def _kept_heads(scores: torch.Tensor, K: int, heads: int, groups: int) -> tuple[
 
 def _rows(heads: torch.Tensor, H: int) -> torch.Tensor:
     """Rows of a projection that belong to heads."""
-    return (heads[:, None] * H + torch.arange(H)).flatten()
+    return (heads[:, None] * H + torch.arange(H, device=heads.device)).flatten()
 
 
 def prune(

@@ -54,8 +54,8 @@ class RMSNorm(nn.Module):
 def turned(x: torch.Tensor) -> torch.Tensor:
     """Rotary embedding of ``x [batch, heads, tokens, H]``, half against half."""
     tokens, H = x.shape[-2:]
-    rates = ROTARY_BASE ** (-torch.arange(0, H, 2, dtype=torch.float64) / H)
-    angles = torch.arange(tokens, dtype=torch.float64)[:, None] * rates
+    rates = ROTARY_BASE ** (-torch.arange(0, H, 2, dtype=torch.float64, device=x.device) / H)
+    angles = torch.arange(tokens, dtype=torch.float64, device=x.device)[:, None] * rates
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -174,7 +174,8 @@ class Decoder(nn.Module):
 
     def resized(self, **sizes: int) -> Decoder:
         """A decoder of other sizes, its weights still to be filled in."""
-        made: Decoder = Decoder(Sizes(**{**asdict(self.sizes), **sizes})).to(self.lm_head.weight.dtype)
+        head = self.lm_head.weight
+        made: Decoder = Decoder(Sizes(**{**asdict(self.sizes), **sizes})).to(device=head.device, dtype=head.dtype)
         return made
 
 

@@ -106,7 +106,7 @@ def quantize(network: Decoder, name: str, method: str, tokens: torch.Tensor) -> 
                         found[maker] = _divided(found[maker], best.scales)
                         modules[maker].weight.copy_(found[maker].dequantized())
                 else:
-                    hessian = Hessian(x.shape[1]) if method.startswith("gptq") else None
+                    hessian = Hessian(x.shape[1], x.device) if method.startswith("gptq") else None
                     if hessian is not None:
                         hessian.add(x)
                     parts = tuple(_one(weight, hessian, name, method) for weight in weights)

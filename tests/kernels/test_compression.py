@@ -30,7 +30,7 @@ from roofline.kernels.compression.gptq import Hessian, gptq
 from roofline.kernels.compression.minitron import importance, prune
 from roofline.kernels.compression.network import Decoder, Sizes
 from roofline.kernels.compression.qat import fake_quantize, frozen, prepare
-from roofline.kernels.compression.quantize import METHODS, quantize
+from roofline.kernels.compression.quantize import METHODS, Compressed, quantize
 from roofline.kernels.gemm_int4 import gemm_int4
 from roofline.kernels.packing import pack_awq, pack_gptq, pack_gptq_zeros, pack_rows, unpack_awq, unpack_gptq_zeros, unpack_rows
 from roofline.model import Model
@@ -176,6 +176,16 @@ def test_awq_beats_plain_scaling_on_inputs_it_has_not_seen(seed: int, name: str)
     assert mine < MARGIN_FULL * error(1)
     assert mine < MARGIN_ROOT * error(0.5)
     assert 0 < made.alpha < 1
+
+
+def test_a_hessian_is_that_of_all_tokens_in_whatever_parts_they_come() -> None:
+    x = layer(0)[1]
+    parts = Hessian(128)
+    for rows in (x[:100].view(2, 50, 128), x[100:101], x[101:]):
+        parts.add(rows)
+    right = 2 * x.double().T @ x.double() / len(x)
+    assert torch.allclose(parts.matrix, right, rtol=1e-12)
+    assert torch.allclose(hessian_of(x).matrix, right, rtol=1e-12)
 
 
 def test_gptq_of_uncorrelated_inputs_is_rounding_to_nearest() -> None:
@@ -358,6 +368,20 @@ def test_training_while_quantised_recovers_part_of_the_loss(name: str) -> None:
     assert loss().item() == pytest.approx(trained)
     assert set(stored) == {"0", "2"}
     assert torch.equal(network[0].weight, stored["0"].dequantized())
+
+
+def test_a_trained_network_is_stored_as_the_edit_says() -> None:
+    network, tokens, _ = correlated(0)
+    made = prepare(copy.deepcopy(network), "int4-g32-asym")
+    optimiser = torch.optim.SGD(made.parameters(), lr=1e-2)
+    distillation_loss(made(tokens[:1]), network(tokens[:1])).backward()
+    optimiser.step()
+    with torch.no_grad():
+        trained = made(tokens[:1])
+        found = Compressed(made, frozen(made), "int4-g32-asym", "qat")
+        assert torch.equal(found.network(tokens[:1]), trained)
+    assert len(found.weights) == 7 * SIZES.layers
+    assert found.stored_bytes == apply(described(), [found.edit]).weight_bytes
 
 
 def test_distillation_is_zero_at_the_teacher_and_its_gradient_the_difference_of_distributions() -> None:
