@@ -133,6 +133,7 @@ def _record(job: Job, server: Server, result: Result) -> Record:
         "kv_blocks": cache.blocks,
         "kv_tokens": None if cache.blocks is None else cache.blocks * cache.block,
         "kv_capacity_from": cache.source,
+        "allocation": server.allocation,
         "preemption": policy.preemption,
         "prefix_cache": job.options.prefix_cache,
         "draft_tokens": job.draft[0] if job.draft else 0,

@@ -20,6 +20,10 @@ SCHEDULERS = ("chunked", "continuous", "prefill-first", "priority", "static")
 PREEMPTIONS = ("recompute", "swap")
 OF_ENGINE = {"vllm": "chunked", "sglang": "prefill-first", "trtllm": "prefill-first", "llamacpp": "chunked"}
 """Engine -> the scheduler that its defaults come closest to."""
+RESERVES = {"trtllm": "oracle"}
+"""Engine -> how it gives out its cache, where not by blocks as tokens come. TensorRT-LLM's default capacity policy,
+GUARANTEED_NO_EVICT, admits a request only if its prompt and all tokens that it may generate fit beside the others, and never
+interrupts one (TensorRT-LLM documentation, useful runtime options)."""
 
 
 @dataclass(frozen=True)

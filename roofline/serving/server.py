@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from roofline.errors import InputError
 from roofline.inference import Deployment
 from roofline.serving.cluster import Cluster, Link, Outcome
-from roofline.serving.policies import OF_ENGINE, Policy
+from roofline.serving.policies import OF_ENGINE, RESERVES, Policy
 from roofline.serving.pool import Cached, Counted
 from roofline.serving.replica import Replica, Speculation, Swap
 from roofline.serving.steps import StepTimes, step_times
@@ -135,7 +135,7 @@ class Server:
     """A server that is ready to serve; ``serve`` starts it anew for each workload.
 
     Attributes:
-        deployment: one replica group: a model on a device or a mesh. cache, policy, times: of each replica.
+        deployment: one replica group: a model on a device or a mesh. cache, policy, times, allocation: of each replica.
     """
 
     deployment: Deployment
@@ -143,6 +143,7 @@ class Server:
     policy: Policy
     times: StepTimes
     options: Options = Options()
+    allocation: str = "paged"
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -160,11 +161,8 @@ class Server:
 
     def _pool(self) -> Counted | Cached:
         cache, options = self.cache, self.options
-        allocation = options.allocation or ("oracle" if self.policy.scheduler == "static" else "paged")
         if not options.prefix_cache:
-            return Counted(cache.blocks, cache.block, allocation, cache.longest)
-        if allocation != "paged":
-            raise InputError(f"prefix-cache: prefixes are shared by blocks, so allocation must be paged, not {allocation}")
+            return Counted(cache.blocks, cache.block, self.allocation, cache.longest)
         if cache.blocks is None:
             raise InputError("prefix-cache: the model keeps no state that grows with the text")
         return Cached(cache.blocks, cache.block, cache.longest)
@@ -252,5 +250,20 @@ def make_server(
     if options.draft and options.draft.draft is not None:
         notes.append("the draft runs on one GPU of each replica; its weights and cache are not taken off the cache")
     notes.append(f"at most {sequences:,} sequences and {batched:,} tokens in a step")
+    allocation = _allocation(options, scheduler, engine)
+    if allocation == "oracle" and options.allocation is None:
+        who = engine.name if engine and engine.id in RESERVES else "a static batch"
+        notes.append(f"{who} admits a request only if all its tokens fit to its end, and interrupts none (--allocation)")
     times = step_times(deployment, engine, shortest=int(workload.prompt.min()), longest=longest)
-    return Server(deployment, cache, policy, times, options, (*notes, *times.notes))
+    return Server(deployment, cache, policy, times, options, allocation, (*notes, *times.notes))
+
+
+def _allocation(options: Options, scheduler: str, engine: Profile | None) -> str:
+    """How the cache is given out. Raises InputError where whole regions contradict shared prefixes."""
+    given = options.allocation
+    if options.prefix_cache:
+        if given not in (None, "paged") or scheduler == "static":
+            why = "in static batches" if scheduler == "static" else f"with {given} regions"
+            raise InputError(f"prefix-caching: prefixes are shared block by block, which {why} is not modelled")
+        return "paged"
+    return given or ("oracle" if scheduler == "static" else RESERVES.get(engine.id if engine else "", "paged"))

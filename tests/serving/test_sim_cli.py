@@ -157,7 +157,7 @@ def test_features_together(cli: Callable[..., Any]) -> None:
         ((*DRAWN, "--disaggregate", "1:1", "--link", "bluetooth"), "lists no link 'bluetooth'"),
         ((*DRAWN, "--think", "5s"), "think: only sessions"),
         ((*DRAWN, "--allocation", "pages"), "allocation: unknown 'pages'"),
-        ((*DRAWN, "--allocation", "oracle", "--prefix-caching"), "prefix-cache: prefixes are shared by blocks"),
+        ((*DRAWN, "--allocation", "oracle", "--prefix-caching"), "prefix-caching: prefixes are shared block by block"),
         ((*DRAWN, "--perfetto", "/nowhere/at/all.json"), "perfetto: /nowhere/at/all.json"),
         ((*DRAWN, "--rate", "1,2", "--perfetto", "x.json"), "perfetto: it shows one simulation"),
         ((*DRAWN, "--burst", "abc"), "burst: 'abc' is not a number"),
