@@ -122,7 +122,7 @@ def section(found: Sequence[Fitted], date: str) -> str:
             lines += ["", heading]
             last = heading
         values = " ".join(number(value) for value in entry.constants.values())
-        lines.append(f'"{name}" = "{entry.fitted} {number(entry.mape)} {values}"')
+        lines.append(f'"{name}"="{entry.fitted} {number(entry.mape)} {values}"')
     return "\n".join(lines) + "\n"
 
 

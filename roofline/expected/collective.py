@@ -24,6 +24,8 @@ SWITCH = Constant("in_switch", 0.1, 0.01, 1.0, "share of a ring that switches sa
 DIRECT = Constant("direct", 0.6, 0.1, 0.95, "achieved fraction of the link where each rank reads all others at once, in one step")
 SECOND = Constant("second_us", 3.0, 0.05, 30.0, "what the algorithm in two steps takes more to start [us]")
 
+EAGER = Constant("direct", 0.05, 0.005, 0.95, "achieved fraction of the link by short messages, whose words carry their own flags")
+
 MEGABYTE = 1e6
 
 
@@ -38,7 +40,7 @@ def least_wire_bytes(kind: str, ranks: Any, size: Any) -> Any:
 
 
 def seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
-    """Columns: ranks, wire (bytes of a ring), and size (of the message) where there is an algorithm in one step."""
+    """Columns: ranks, wire (bytes of a ring); at_once (bytes of the longest queue of a way in one step) where there is one."""
     ranks, wire = columns["ranks"], columns["wire"]
     if "in_switch" in c:
         wire = wire * maximum(1.0 - c["in_switch"] * log2(ranks / 2.0), 0.5)
@@ -47,11 +49,12 @@ def seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
     ramp = c["ramp"] * MEGABYTE * sqrt(columns["wire"] / MEGABYTE)
     if "direct" not in c:
         return overlap(c["overlap"], start, (wire + ramp) / rate)
-    at_once = overlap(c["overlap"], start, (ranks - 1.0) * columns["size"] / (chip.link * c["direct"]))
+    at_once = overlap(c["overlap"], start, columns["at_once"] / (chip.link * c["direct"]))
     in_steps = overlap(c["overlap"], start + c["second_us"] * MICROSECOND, (wire + ramp) / rate)
     return minimum(at_once, in_steps)
 
 
 COLLECTIVE = Model("collective", (START, RANK, LINK, RAMP, JOIN), seconds)
+ALL_TO_ALL = Model("all_to_all", (START, RANK, LINK, RAMP, JOIN, EAGER, SECOND), seconds)
 ALL_REDUCE = Model("all_reduce", (START, RANK, LINK, RAMP, JOIN, SWITCH), seconds)
 CUSTOM_ALL_REDUCE = Model("custom_all_reduce", (START, RANK, LINK, RAMP, JOIN, SWITCH, DIRECT, SECOND), seconds)

@@ -30,6 +30,11 @@ def value_width(framework: str, head_dim: int) -> int:
     return 128 if framework == "sglang" and head_dim == 192 else head_dim
 
 
+def walked_width(decode: bool, head_dim: int, value: int) -> int:
+    """Elements per key that a CTA's time goes by: a decode walks 192-wide keys with narrower values in blocks of 96, not 128."""
+    return head_dim * 128 // 96 if decode and value < head_dim else head_dim
+
+
 def parts(framework: str, kv: str, heads: int, groups: int, head_dim: int, window: int) -> tuple[Component, Component]:
     """Attention core and cache write of one structure."""
     shape: dict[str, Any] = {"N": heads, "K": groups, "H": head_dim, "value_dim": value_width(framework, head_dim), "kv": KV[kv]}
@@ -58,7 +63,8 @@ def family(table: Table, rows: Any, cls: str, kernel: str, attn: str, kv: str) -
         packs = cls == "attention_decode" or table.framework not in UNPACKED
         keys = behind + new
         for name, value in {
-            "sequences": batch, "tokens": new, "behind": behind, "width": head_dim, "key_bytes": float(KV[kv].bytes_per_element),
+            "sequences": batch, "tokens": new, "behind": behind, "key_bytes": float(KV[kv].bytes_per_element),
+            "width": walked_width(cls == "attention_decode", head_dim, value_width(table.framework, head_dim)),
             "groups": groups if packs else heads, "heads_per_group": heads / groups if packs else 1.0,
             "value_width": value_width(table.framework, head_dim), "write_bytes": writing.bytes,
             "keys": keys.clip(max=window) if window else keys, "window": window or 1e9, "windowed": 1.0 if window else 0.0,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from roofline.cost import Cost
-from roofline.expected.collective import ALL_REDUCE, COLLECTIVE, CUSTOM_ALL_REDUCE, PASSES, least_wire_bytes, wire_bytes
+from roofline.expected.collective import ALL_REDUCE, ALL_TO_ALL, COLLECTIVE, CUSTOM_ALL_REDUCE, PASSES, least_wire_bytes, wire_bytes
 from roofline.validate.silicon.frame import Frame, floats, make
 from roofline.validate.silicon.source import Table, tables
 
@@ -31,24 +31,13 @@ def _family(table: Table, rows: Any, kernel: str, kind: str, dtype: str) -> Fram
 
     size = floats(rows["message_size"]) * rows[dtype].map(WIDTH).to_numpy(dtype=float)
     ranks = floats(rows["num_gpus"])
-    columns = {
-        "ranks": ranks, "wire": wire_bytes(kind, ranks, size), "least_wire": least_wire_bytes(kind, ranks, size), "size": size,
-    }  # fmt: skip
+    wire = wire_bytes(kind, ranks, size)
+    at_once = size / ranks if kind == "alltoall" else (ranks - 1.0) * size
+    columns = {"ranks": ranks, "wire": wire, "least_wire": least_wire_bytes(kind, ranks, size), "at_once": at_once}
     cost = Cost({}, {"activations": numpy.zeros(len(rows))}, {}, 1)
     cls, model = ("all_reduce", ALL_REDUCE) if kind == "all_reduce" else ("collective", COLLECTIVE)
     if kernel != "nccl":
         model = CUSTOM_ALL_REDUCE
-    family = f"{kernel} {kind}" if kind == "alltoall" else kernel
-    return make(
-        table,
-        rows,
-        cls,
-        "any",
-        f"{kernel}/{kind}",
-        cost,
-        model,
-        columns,
-        ["num_gpus"],
-        None,
-        family,
-    )
+    elif kind == "alltoall":
+        model = ALL_TO_ALL
+    return make(table, rows, cls, "any", f"{kernel}/{kind}", cost, model, columns, ["num_gpus"], None, kernel)

@@ -28,8 +28,6 @@ ALL_ROWS = ("fused_moe_triton", "tritonexperts", "marlin")
 
 The others work on the rank's own rows, and write the sum for every token; TensorRT-LLM's block-scaled kernel does not.
 """
-APART = ("moe_torch_flow_cutlass",)
-"""Kernels that are tuned by the load they meet: balanced and drawn routing have constants of their own."""
 SHORT = {"bfloat16": "bf16", "float16": "bf16"}
 STRUCTURE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution"]
 
@@ -125,8 +123,7 @@ def _family(table: Table, rows: Any, kernel: str, dtype: str, routing: str) -> F
     columns = {
         **scatter.columns, "unit": unit, "input_bytes": INPUT_BYTES.get(unit, 2.0), "weight_bytes": float(weight.bits) / 8,
     }  # fmt: skip
-    apart = f"-{routing}" if kernel in APART else ""
-    family = f"{engine(kernel)} {SHORT.get(dtype, dtype)}{apart}"
+    family = f"{engine(kernel)} {SHORT.get(dtype, dtype)}"
     return make(
         table, rows, "moe", f"{SHORT.get(dtype, dtype)}-{routing}", kernel, scatter.cost, MOE, columns,
         ["hidden_size", "inter_size", "topk", "num_experts"], None, family,

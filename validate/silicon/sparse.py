@@ -28,8 +28,6 @@ MOST_GRAPHED = 256
 STEP_COUNTS_NEW = ("vllm", "trtllm")
 GRAPHED = ("trtllm",)
 """Frameworks that replay a prefill as a graph: elsewhere the host sets the pace, and that depends on the weight format."""
-PADS_SELECTION = ("trtllm",)
-"""Frameworks whose prefill pays the full selection for every token, however few are behind it."""
 
 
 def frames(gpu: str) -> Iterator[Frame]:
@@ -39,6 +37,12 @@ def frames(gpu: str) -> Iterator[Frame]:
             by = ["kernel_source", "gemm_type", "kv_cache_dtype"]
             for (kernel, gemm, kv), rows in table.rows.groupby(by, sort=True):
                 yield _module(table, rows.reset_index(drop=True), kernel, gemm, kv, decode)
+
+
+def pads_selection(framework: str, kernel: str, kv: str) -> bool:
+    """Whether a core works through as many entries as a selection holds, however few there are: all do but FlashAttention-3
+    and vLLM's on 16-bit entries, which stop at the last one."""
+    return "fa3" not in kernel and not (framework == "vllm" and KV[kv].element_bits == 16)
 
 
 def eager_decode(framework: str, batch: Any) -> Any:
@@ -71,7 +75,7 @@ def _module(table: Table, rows: Any, kernel: str, gemm: str, kv: str, decode: bo
         work = Work(part["batch_size"], part["isl"], behind)
         whole = block(architecture, heads, gemm, kv, kernel)
         _, units = scatter_block(scatter, index, whole.parts, work)
-        if not decode and not dense and table.framework in PADS_SELECTION:
+        if not dense and pads_selection(table.framework, kernel, kv):
             padding = SELECTED * work.T / whole.reach.pairs(work.T, work.S)
             scatter.put("columns", "core.flops", index, scatter.columns["core.flops"][index] * padding)
         eager = eager_decode(table.framework, work.B) if decode else 1.0

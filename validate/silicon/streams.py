@@ -32,8 +32,9 @@ def frames(gpu: str) -> Iterator[Frame]:
                 scatter.put("columns", "touched", index, cost.bytes / sites)
             columns = scatter.columns
             yield make(
-                table, rows, "mhc", "bf16", str(name), scatter.cost, STREAM_PASS, columns, ["hidden_size"], None, str(name)
-            )
+                table, rows, "mhc", "bf16", str(name), scatter.cost, STREAM_PASS, columns, ["hidden_size"], None,
+                f"={name}" if name == "post" else str(name),
+            )  # fmt: skip
     for file in ("scale_matrix_perf", "computescale_perf"):
         for table in tables(gpu, "quantize", file):
             rows = table.rows.reset_index(drop=True)

@@ -9,7 +9,7 @@ from roofline.accelerator import load_accelerator
 from roofline.errors import InputError, suggest
 from roofline.expected.model import Chip
 from roofline.timing import time
-from roofline.validate.silicon import attention, collective, compressed, delta, gemm, mla, moe, sparse, streams
+from roofline.validate.silicon import attention, collective, compressed, delta, gemm, mla, moe, parts, sparse, streams
 from roofline.validate.silicon.frame import Frame
 
 CLASSES = {
@@ -17,7 +17,9 @@ CLASSES = {
     "mla_module": mla, "dsa": sparse, "csa": compressed, "hca": compressed, "moe": moe, "gated_delta": delta, "kda": delta,
     "mhc": streams, "quantize": streams, "all_reduce": collective, "collective": collective,
 }  # fmt: skip
-"""Class -> the adapter that has it."""
+"""Class -> the adapter that has its rows."""
+KERNEL_BY_KERNEL = {"dsa": parts, "csa": parts, "hca": parts}
+"""Classes whose parts are measured, too."""
 SLACK = 0.95
 """A row may be this much of the bound: clocks and timers are not exact."""
 WARM = 1.5
@@ -33,7 +35,7 @@ def check_class(cls: str | None) -> None:
 def frames(gpu: str, classes: Iterable[str] | None = None) -> Iterator[Frame]:
     """Every frame of an accelerator, of some classes or all."""
     wanted = list(CLASSES) if classes is None else list(classes)
-    adapters = dict.fromkeys(CLASSES[cls] for cls in wanted)
+    adapters = dict.fromkeys(table[cls] for cls in wanted for table in (CLASSES, KERNEL_BY_KERNEL) if cls in table)
     for adapter in adapters:
         for frame in adapter.frames(gpu):
             if frame.cls in wanted and len(frame):
