@@ -123,7 +123,7 @@ def fleet(
     for gpu in chips:
         found = [setup for setup in candidates if setup.accelerator.id == gpu.id]
         plans = search(found, load, objective, {gpu.id: rent(gpu, given)}, 16).plans
-        if not plans and not any(note.startswith(f"{gpu.id} left out") for note in notes):
+        if not plans and not any(note.startswith(f"{gpu.id}: ") for note in notes):
             notes.append(f"{gpu.id} left out: no layout on up to 16 of them serves this{' at that TPOT' if tpot else ''}")
         if not plans:
             continue

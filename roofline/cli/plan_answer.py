@@ -287,6 +287,10 @@ def _cells(choices: Sequence[Choice], load: Workload, percentile: float) -> Cell
     return headers, rows
 
 
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def _limits(objective: Objective) -> str:
     from roofline.units import latency
 
@@ -320,7 +324,8 @@ def _verdict(answer: Answer, out: Output) -> Iterator[str]:
     limits = ceilings(best, load, question.objective)
     usd = best.usd_per_hour
     cost = f"{usd:,.2f} USD/h" if usd is not None else "no price known"
-    yield f"{out.paint('cheapest', 'green')}: {label(best)}: {best.gpus} GPUs, {cost}; {users(best, load):,} users at once"
+    size = f"{_number(best.gpus, 'GPU')}, {cost}; {_number(users(best, load), 'user')} at once"
+    yield f"{out.paint('cheapest', 'green')}: {label(best)}: {size}"
     yield f"ceilings in users: {_binding(limits)}"
     unpriced = [gpu for gpu, price in answer.rents.items() if price is None]
     if unpriced and len(unpriced) < len(answer.rents):

@@ -90,17 +90,19 @@ def _host(plan: Plan, load: Workload, limit: float) -> Ceiling | None:
 
 
 def _limit(plan: Plan, load: Workload, objective: Objective, name: str) -> Ceiling:
-    """Users at which the closed form's TTFT or TPOT reaches its limit, everything together."""
+    """Users at which the closed form's TTFT or TPOT reaches its limit, everything together; None where the budget ends first."""
     setup = plan.setup
-    low, high = 0, 1
+    low, high, ended = 0, 1, False
     limit = objective.ttft if name == "TTFT limit" else objective.tpot
     assert limit is not None
 
     def holds(sequences: int) -> bool:
+        nonlocal ended
         if plan.prefill is not None:
             shape = StepShape(decodes=sequences, decode_context=sequences * (load.isl + load.osl // 2))
             return setup.times.seconds(shape) <= limit
         sized = sized_at(setup, sequences, plan.budget, load, objective, plan.drafting)
+        ended = sized is None
         return sized is not None and (sized.ttft_high_s if name == "TTFT limit" else sized.tpot_s) <= limit
 
     while high < MOST_USERS and holds(high):
@@ -108,19 +110,22 @@ def _limit(plan: Plan, load: Workload, objective: Objective, name: str) -> Ceili
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
-    return Ceiling(name, low * setup.mesh.dp * plan.instances, "closed form, everything together")
+    holds(low + 1)
+    return Ceiling(name, None if ended else low * setup.mesh.dp * plan.instances, "closed form, everything together")
 
 
 def ceilings(plan: Plan, load: Workload, objective: Objective) -> list[Ceiling]:
     """Every ceiling of a deployment, the lowest first."""
     setup = plan.setup
     ranks = setup.mesh.dp * plan.instances
+    draft, verified = (plan.drafting.draft, 1 + plan.drafting.gamma) if plan.drafting else (None, 1)
     found = [
         Ceiling(
-            "KV memory", setup.users(plan.budget, plan.batch) * ranks, f"requests of {load.length:,} tokens that the pools hold"
-        )
-    ]
-    found.append(Ceiling("batch setting", plan.batch * ranks, "sequences per step, as chosen"))
+            "KV memory", setup.users(plan.budget, plan.batch, draft) * ranks,
+            f"requests of {load.length:,} tokens that the pools hold",
+        ),
+        Ceiling("token budget", plan.budget // verified * ranks, "sequences that can decode in one step"),
+    ]  # fmt: skip
     if objective.tpot is not None:
         found += _streams(plan, load, objective.tpot)
         host = _host(plan, load, objective.tpot)

@@ -18,6 +18,8 @@ HEADROOM = 3.0
 """Standard deviations of a Poisson number of sequences that memory and batch leave room for at least."""
 AMPLE = 8.0
 """The same, for the batch setting where memory is there: it costs nothing until it is used."""
+SMALL_BATCH = 32
+"""A batch setting below this is not proposed where memory is there for it."""
 BEYOND = 4.0
 """Larger batches are left out once the TPOT is so many times its limit."""
 MOST_INSTANCES = 100_000
@@ -152,7 +154,7 @@ def settings(setup: Setup, load: Workload, objective: Objective, drafting: Draft
             if batch * verified > budget:
                 break
             if load.rate is not None:
-                batch = max(batch, min(room, headroom(sequences, AMPLE), budget // verified))
+                batch = max(batch, min(room, max(SMALL_BATCH, headroom(sequences, AMPLE)), budget // verified))
             sized = sized_at(setup, sequences, budget, load, objective, drafting)
             if sized is None:
                 break

@@ -283,12 +283,12 @@ def comparable(found: Sequence[Setup]) -> tuple[list[Setup], list[str]]:
     calibrated = [setup for setup in found if setup.times.provenance == "calibrated"]
     if not calibrated or len(calibrated) == len(found):
         return list(found), []
-    kept = {setup.accelerator.id for setup in calibrated}
-    lost: dict[str, str] = {}
+    lost: dict[tuple[str, str], int] = {}
     for setup in found:
         if setup.times.provenance != "calibrated":
             why = next((note for note in setup.times.notes if note.startswith("not calibrated")), "its step times are bounds")
-            where = "" if setup.accelerator.id not in kept else f" with {setup.variant.weights} weights and {setup.variant.kv} KV"
-            lost.setdefault(f"{setup.accelerator.id}{where}", why)
-    told = "left out, since bounds and calibrated times do not compare (--bound does)"
-    return calibrated, [f"{name} {told}: {why}" for name, why in lost.items()]
+            key = (setup.accelerator.id, why)
+            lost[key] = lost.get(key, 0) + 1
+    told = "layouts and formats left out, since bounds and calibrated times do not compare (--bound does)"
+    number = {name: sum(setup.accelerator.id == name for setup in found) for name, _ in lost}
+    return calibrated, [f"{name}: {count} of {number[name]} {told}: {why}" for (name, why), count in lost.items()]

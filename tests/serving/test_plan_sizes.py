@@ -137,7 +137,7 @@ def test_ceilings_are_named_and_the_lowest_binds():
     sized = size(ONE.times, 32, 2048, load)
     assert sized is not None
     found = {one.name: one.users for one in ceilings(Plan(ONE, 2048, 32, 1, sized), load, objective)}
-    assert {"memory bandwidth", "compute", "KV memory", "batch setting", "TTFT limit", "TPOT limit"} <= set(found)
+    assert {"memory bandwidth", "compute", "KV memory", "token budget", "TTFT limit", "TPOT limit"} <= set(found)
     last = found["TPOT limit"]
     assert last is not None
     at, beyond = (size(ONE.times, number, 2048, load) for number in (last, last + 1))
@@ -162,7 +162,7 @@ def test_bounds_and_calibrated_times_do_not_compete():
     fitted._times, bound._times = Told("calibrated"), Told("datasheet")
     kept, notes = comparable([fitted, bound])
     assert kept == [fitted]
-    assert "mi300x left out" in notes[0]
+    assert notes[0].startswith("mi300x: 1 of 1 layouts and formats left out")
     assert comparable([bound]) == ([bound], [])
 
 
