@@ -116,7 +116,7 @@ def roofline(
     if not picture.title:
         picture = Picture(picture.out, picture.dpi, picture.size, f"{', '.join(cases)} on {next(iter(chips))}", picture.quiet)
     figure = roofline_plot(next(iter(chips.values())), points, note=text, **picture.options)
-    return picture.write(figure, notes({label: d.model for label, d in cases.items()}))
+    return picture.write(figure, notes(cases, engine))
 
 
 def _curves(
@@ -130,7 +130,7 @@ def _curves(
         cases, sweeps.whole_numbers(batch or [BATCHES], "batch"), one(context, "context", CONTEXT, 0),
         measured=measured_points(file, list(cases)), source=source, engine=engine, **picture.options,
     )  # fmt: skip
-    return picture.write(figure, notes({label: d.model for label, d in cases.items()}))
+    return picture.write(figure, notes(cases, engine))
 
 
 @bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
@@ -218,7 +218,7 @@ def pareto(
         groups, sweeps.whole_numbers(batch or [BATCHES], "batch"), one(context, "context", CONTEXT, 0), source=source,
         engine=engine, **picture.options,
     )  # fmt: skip
-    return picture.write(figure, notes({label: found[0].model for label, found in groups.items()}))
+    return picture.write(figure, notes(cases, engine))
 
 
 @bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
@@ -243,7 +243,7 @@ def memory(
     cases = deployments(models, edits, gpu, meshes, memory_fraction)
     source = source_length([d.model for d in cases.values()], source_len)
     figure = memory_plot(cases, one(batch, "batch", "1"), one(context, "context", CONTEXT, 0), source=source, **picture.options)
-    return picture.write(figure, notes({label: d.model for label, d in cases.items()}, times=False))
+    return picture.write(figure, notes(cases))
 
 
 @bundled(edits=EDIT_OPTIONS, picture=PICTURE)
@@ -270,7 +270,7 @@ def kv(
         raise InputError("gpu: this figure shows the memory of one GPU")
     lengths = sweeps.whole_numbers(context or [CONTEXTS], "context")
     figure = kv_plot(found, lengths, accelerator=chips[0], source=source_length(found.values(), source_len), **picture.options)
-    return picture.write(figure, notes(found, times=False))
+    return picture.write(figure, notes(found))
 
 
 @bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
@@ -305,7 +305,7 @@ def breakdown(
         cases, sweeps.whole_numbers(batch or [STEPS], "batch"), one(context, "context", CONTEXT, 0), phase=chosen,
         new_tokens=one(isl, "isl", PROMPT), source=source, engine=engine, **picture.options,
     )  # fmt: skip
-    return picture.write(figure, notes({label: d.model for label, d in cases.items()}))
+    return picture.write(figure, notes(cases, engine))
 
 
 @bundled(picture=PICTURE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -47,8 +47,8 @@ Measured = Annotated[
 Engine = Annotated[
     str,
     typer.Option(
-        "--engine", metavar="NAME", help="Whose expected times to show: vllm, sglang, trtllm; none for bounds alone.",
-        autocompletion=lambda: ["vllm", "sglang", "trtllm", "none"],
+        "--engine", metavar="NAME", help="Whose expected times to show: vllm, sglang, trtllm, llamacpp; none for bounds alone.",
+        autocompletion=lambda: ["vllm", "sglang", "trtllm", "llamacpp", "none"],
     ),
 ]  # fmt: skip
 
@@ -182,13 +182,22 @@ def source_length(models: Iterable[Model], given: str | None) -> int:
     return lengths.pop() if lengths else 0
 
 
-def notes(models: dict[str, Model], *, times: bool = True) -> list[str]:
-    """What was assumed about the models, and what times leave out."""
-    from roofline.cli.verdict import merged, model_notes
+def notes(cases: Mapping[str, Model | Deployment], engine: str = "") -> list[str]:
+    """What was assumed about the models, what expected times rest on, and what the bounds leave out.
 
+    ``engine`` is whose expected times a figure shows; "" for a figure without times.
+    """
+    from roofline.cli.verdict import merged, model_notes
+    from roofline.model import Model
+    from roofline.plots.expected import expected_of
+
+    models = {label: case if isinstance(case, Model) else case.model for label, case in cases.items()}
     lines = [f"assumes: {line}" for line in merged([(label, model_notes(model)) for label, model in models.items()])]
-    left = dict.fromkeys(item for model in models.values() for item in model.not_modelled)
-    outside = [*left, *(["launch overheads", "host time", "latency of collectives"] if times else [])]
+    if engine:
+        known = [(label, expected_of(case, engine)) for label, case in cases.items() if not isinstance(case, Model)]
+        lines += [f"expected: {line}" for line in merged([(label, e.steps.notes if e.steps else ()) for label, e in known])]
+    outside = list(dict.fromkeys(item for model in models.values() for item in model.not_modelled))
+    outside += ["in bounds: launch overheads, host time, latency of collectives"] if engine else []
     return [*lines, f"not modelled: {', '.join(outside)}"] if outside else lines
 
 

@@ -53,6 +53,11 @@ class Curve:
     last: int | None
     reason: str
 
+    @property
+    def fits(self) -> Any:
+        """Which batches fit: an array of booleans."""
+        return self.batch <= (float("inf") if self.last is None else self.last)
+
 
 def _reason(memory: Memory) -> str:
     """What is needed and what there is."""

@@ -19,9 +19,9 @@ ENGINE, NONE = "vllm", "none"
 
 def check_engine(engine: str) -> str:
     """An engine that constants were fitted to, or "none" for no expected times. Raises InputError for another one."""
-    from roofline.expected.serving import fitted
+    from roofline.expected.kernels import engines
 
-    known = [*fitted()["engine"], NONE]
+    known = [*engines(), NONE]
     if engine not in known:
         raise InputError(f"engine: {engine!r} is not one of {', '.join(known)}.{suggest(engine, known)}")
     return engine

@@ -17,6 +17,8 @@ RING = ((1, 0.6), (1, -0.6), (-1, 0.6), (-1, -0.6), (0, 1), (0, -1), (1, 0), (-1
 """Directions in which a label may lie, the best first."""
 DISTANCES = (9.0, 18.0, 30.0, 44.0, 60.0, 80.0, 104.0, 132.0, 164.0)
 """Points between a mark and its label, the best first."""
+NEAR, CROSSED = 14.0, 25.0
+"""Points within which marks are near, and what it costs a label to lie on the wrong side of a near mark."""
 MOST_TICKS = 11
 
 
@@ -91,6 +93,15 @@ def _hits(box: Any, others: Sequence[Any], marks: Any) -> int:
     return int(100 * boxes + inside.sum())
 
 
+def _side(number: int, marks: Any, scale: float) -> float:
+    """Above (1) or below (-1) which a mark's label should lie so that labels keep the order of near marks; 0 for alone."""
+    import numpy
+
+    apart = marks - marks[number]
+    near = (numpy.abs(apart[:, 0]) < 2 * NEAR * scale) & (numpy.abs(apart[:, 1]) < NEAR * scale) & (apart[:, 1] != 0)
+    return float(-numpy.sign(apart[near, 1].sum())) if near.any() else 0.0
+
+
 def place(figure: Figure, axes: Axes, labels: Sequence[Label], avoid: Any = (), boxes: Sequence[Any] = ()) -> None:
     """Writes each label near its point where it covers least, with a thin line to its point where it lies apart.
 
@@ -120,6 +131,7 @@ def place(figure: Figure, axes: Axes, labels: Sequence[Label], avoid: Any = (), 
         note.set_in_layout(False)
         size = note.get_window_extent(renderer)
         width, height = size.width, size.height
+        side = _side(number, marks[: len(labels)], scale)
         best: tuple[float, float, float, Any] | None = None
         for rank, distance in enumerate(DISTANCES):
             for direction, (right, up) in enumerate(RING):
@@ -129,6 +141,7 @@ def place(figure: Figure, axes: Axes, labels: Sequence[Label], avoid: Any = (), 
                 box = Bbox.from_bounds(left, bottom, width, height)
                 outside = box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1
                 penalty = 10 * _hits(box, taken, marks) + 2000 * outside + 3 * rank + 0.2 * direction
+                penalty += CROSSED if up * side < 0 else 0.0
                 if best is None or penalty < best[0]:
                     best = (penalty, left - marks[number][0], bottom - marks[number][1], box)
         assert best is not None

@@ -87,7 +87,7 @@ def _one_curve(axes: Axes, found: Curve, number: int, quantity: _Quantity, scale
     colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
     best, worst = (quantity.of(found.batch, seconds) / scale for seconds in (found.bound, found.serial))
     axes.fill_between(found.batch, best, worst, color=colour, alpha=0.18, linewidth=0, zorder=2)
-    fits = found.batch <= (float("inf") if found.last is None else found.last)
+    fits = found.fits
     axes.plot(found.batch[fits], best[fits], color=colour, linestyle=line, zorder=4)
     axes.plot(found.batch[~fits], best[~fits], color=colour, linestyle=(0, (1, 2)), linewidth=1.2, zorder=4)
     marked = numpy.isin(found.batch, numpy.array(given, dtype=float))
@@ -95,8 +95,10 @@ def _one_curve(axes: Axes, found: Curve, number: int, quantity: _Quantity, scale
         axes.plot(found.batch[mask], best[mask], linestyle="none", marker=MARKERS[number % len(MARKERS)], color=colour,
                   markerfacecolor=face, zorder=5)  # fmt: skip
     if found.expected is not None:
-        values = quantity.of(found.batch, found.expected) / scale
-        axes.plot(found.batch, values, color=colour, linestyle="-", linewidth=3.2, alpha=0.55, zorder=3, solid_capstyle="round")
+        values = quantity.of(found.batch, found.expected)[fits] / scale
+        axes.plot(
+            found.batch[fits], values, color=colour, linestyle="-", linewidth=3.2, alpha=0.55, zorder=3, solid_capstyle="round"
+        )
 
 
 def _legend(figure: Figure, curves: Sequence[Curve], measured: Mapping[str, Any], shaded: bool) -> None:
@@ -134,7 +136,7 @@ def _plot(
     points = _measured(measured, list(deployments))
     curves = [curve(label, deployment, batches, context, source, engine) for label, deployment in deployments.items()]
     values = numpy.concatenate([quantity.of(c.batch, seconds) for c in curves for seconds in (c.bound, c.serial)]
-                               + [quantity.of(c.batch, c.expected) for c in curves if c.expected is not None]
+                               + [quantity.of(c.batch, c.expected)[c.fits] for c in curves if c.expected is not None]
                                + [numpy.array([quantity.of(b, s) for b, s in rows]) for rows in points.values()])  # fmt: skip
     scale, unit = time_unit(float(values.max())) if "{unit}" in quantity.name else (1.0, "")
     shown = title or f"{quantity.word} of {', '.join(deployments)}"
@@ -171,8 +173,8 @@ def latency_plot(
     """Time per output token against the batch, for one deployment or several by label.
 
     The line is the bound, the band reaches up to no overlap at all; the thick pale line is the expected time of an engine
-    where it is calibrated (``engine``, "none" for no such line); stars are measured (batch, seconds). Where a batch does not
-    fit the line is dotted, and where none fits the area is grey and says why.
+    where it is calibrated (``engine``, "none" for no such line), as far as the batch fits; stars are measured (batch,
+    seconds). Where a batch does not fit the line is dotted, and where none fits the area is grey and says why.
 
     Raises InputError: fewer than two batches, more curves than can be told apart, measurements of an unknown label.
     """

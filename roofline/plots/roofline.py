@@ -243,9 +243,9 @@ def roofline_plot(
     texts.append(axes.annotate(f"ridge, bf16: {ridge:,.0f} FLOP/B", (ridge, up[0]), xytext=(3, 4), textcoords="offset points",
                                fontsize=7.5, color=INK))  # fmt: skip
     middle = math.sqrt(across[0] * min(spec.rates.values()) / spec.bandwidth)
-    reached = f", {_percent(found.bandwidth / spec.bandwidth)} attained" if found else ""
+    share = f", {_percent(found.bandwidth / spec.bandwidth)} attained" if found else ""
     labels = _marks(axes, _merged(points), spec)
-    labels.append(Label(middle, middle * spec.bandwidth / TERA, f"{spec.bandwidth / TERA:,.3g} TB/s{reached}"))
+    labels.append(Label(middle, middle * spec.bandwidth / TERA, f"{spec.bandwidth / TERA:,.3g} TB/s{share}"))
     legend(figure, _handles(points, found, missing=isinstance(reached, str)))
     ladder = [
         (x, roofs.attainable(unit, x) / TERA) for roofs in (spec, found) if roofs for unit in roofs.rates for x in _steps(*across)
