@@ -233,10 +233,10 @@ def _link(text: str | None, disaggregated: bool) -> str | float | None:
     if text[:1].isdigit():
         from roofline.units import parse_quantity
 
-        rate = float(parse_quantity(text, "bytes/s", "link", "GB/s"))
-        if rate <= 0:
-            raise InputError(f"link: {text!r} is out of range; give a bandwidth above 0")
-        return rate
+        rate = parse_quantity(text, "bytes/s", "link", "GB/s")
+        if not 0 < rate <= 10**18:
+            raise InputError(f"link: {text!r} is out of range; give a bandwidth above 0, as in 50GB/s")
+        return float(rate)
     return text
 
 

@@ -23,10 +23,10 @@ def seconds(text: str, field: str, *, zero: bool = False) -> float:
     """A time as a user types it, 40ms or 1.5s. Raises InputError that names the field."""
     from roofline.units import parse_quantity
 
-    value = float(parse_quantity(text, "seconds", field, "s"))
-    if value < 0 or (value == 0 and not zero):
-        raise InputError(f"{field}: {text!r} is out of range; give a time above 0")
-    return value
+    value = parse_quantity(text, "seconds", field, "s")
+    if not 0 <= value <= 10**9 or (value == 0 and not zero):
+        raise InputError(f"{field}: {text!r} is out of range; give a time above 0, and at most 1e9 s")
+    return float(value)
 
 
 def number(text: str, field: str, low: float, high: float) -> float:

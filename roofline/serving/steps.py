@@ -75,7 +75,7 @@ class BoundSteps:
         deployment: on one device or a mesh; a step is one of its data-parallel replicas.
         shortest, longest: contexts that occur; None for the longest that the config admits.
 
-    Raises InputError for the lecture's convention, which has no prefill.
+    Raises InputError for the lecture's convention, which has no prefill; UnsupportedModel for an encoder-decoder.
     """
 
     provenance = "datasheet"
@@ -83,6 +83,8 @@ class BoundSteps:
     def __init__(self, deployment: Deployment, *, shortest: int = 0, longest: int | None = None) -> None:
         if deployment.convention != "exact":
             raise InputError("convention: steps of an engine are counted exactly; use --convention exact")
+        if deployment.model.encoder is not None:
+            raise UnsupportedModel(f"{deployment.model.name}: serving of encoder-decoders is not modelled")
         admitted = longest or deployment.model.max_context or 2**17
         ranks = getattr(deployment, "ranks", None)
         stages = (deployment.model,) if ranks is None else ranks.stages
