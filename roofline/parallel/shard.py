@@ -23,7 +23,7 @@ from roofline.components.compressed import CompressedAttention
 from roofline.components.delta import GatedDeltaNet, KimiDeltaAttention
 from roofline.components.feedforward import MLP
 from roofline.components.gated_latent import DepthAttention, GatedLatentAttention
-from roofline.components.hyper_connections import HyperConnection, HyperHead
+from roofline.components.hyper_connections import HyperApply, HyperConnection, HyperHead
 from roofline.components.linear_attention import GriffinBlock, LightningBlock, ShortConvBlock
 from roofline.components.mamba import Mamba2Block, MambaBlock
 from roofline.components.mixing import Elementwise, Learned, Norm, Scale
@@ -34,8 +34,8 @@ from roofline.formats import Format
 from roofline.parallel.mesh import kv_heads_per_rank
 
 REPLICATED = (
-    Norm, Elementwise, Learned, Scale, HyperConnection, HyperHead, DepthAttention, AltUpPredict, AltUpCorrect, LayerInput,
-    LowRankResidual,
+    Norm, Elementwise, Learned, Scale, HyperConnection, HyperApply, HyperHead, DepthAttention, AltUpPredict, AltUpCorrect,
+    LayerInput, LowRankResidual,
 )  # fmt: skip
 """What every rank holds whole."""
 
