@@ -82,7 +82,9 @@ def decode_sweep(deployment: Deployment, batch: Any, context: Any, *, jobs: int 
     starts = range(0, batches.size, CHUNK)
     pieces = [(deployment, batches[start : start + CHUNK], contexts[start : start + CHUNK]) for start in starts]
     bound, serial, required = (numpy.empty_like(batches) for _ in range(3))
-    for start, found in zip(starts, spread(_chunk, pieces, jobs=jobs, cluster=cluster), strict=True):
+    alone = jobs == 1 and cluster is None  # one by one, so that the arrays of a chunk are freed before the next ones are made
+    answers = map(_chunk, pieces) if alone else spread(_chunk, pieces, jobs=jobs, cluster=cluster)
+    for start, found in zip(starts, answers, strict=True):
         chunk = slice(start, start + CHUNK)
         bound[chunk], serial[chunk], required[chunk] = found
     capacity = deployment.decode(1, 0).memory.capacity_bytes
