@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from roofline import InputError, load_accelerator, load_model
@@ -42,25 +42,39 @@ def searched(load: Workload, objective: Objective, most: int = 16) -> Found:
     return search(candidates(), load, objective, RENTS, most)
 
 
+REFUTED: list[int] = []
+
+
 @given(
     st.integers(50, 2000), st.integers(2, 300), st.sampled_from(["rate", "users"]), st.floats(0.2, 20.0),
-    st.floats(0.05, 3.0), st.floats(0.004, 0.1), st.sampled_from([90.0, 99.0]),
+    st.integers(0, 40), st.floats(0.9, 1.2), st.floats(0.97, 1.1), st.sampled_from([90.0, 99.0]),
 )  # fmt: skip
-@settings(max_examples=8, deadline=None, derandomize=True)
-def test_nothing_is_recommended_that_the_simulator_says_misses(isl, osl, load_is, amount, ttft, tpot, percentile):
+@settings(max_examples=10, deadline=None, derandomize=True, phases=[Phase.generate])
+def test_nothing_is_recommended_that_the_simulator_says_misses(isl, osl, load_is, amount, pick, slack, pace, percentile):
+    """Limits lie close to what the closed form says of some deployment, so that the simulator has a say."""
     load = Workload(isl, osl, rate=amount) if load_is == "rate" else Workload(isl, osl, concurrency=max(1, round(4 * amount)))
-    objective = Objective(ttft, tpot, percentile)
+    plans = searched(load, Objective(percentile=percentile)).plans
+    sized = settled(plans[pick % len(plans)], load, Objective(percentile=percentile)).sized
+    objective = Objective(sized.ttft_high_s * slack, sized.tpot_s * pace, percentile)
     chosen = choose(
         searched(load, objective).plans, load, objective, 2, 16,
         lambda plan, load, objective: simulate(plan, load, objective, counted=150),
     )  # fmt: skip
     for choice in chosen.confirmed:
         again = simulate(choice.plan, load, objective, counted=150)
-        assert again.ttft_high_s <= ttft
-        assert again.tpot_s <= tpot
+        assert again.ttft_high_s <= objective.ttft
+        assert again.tpot_s <= objective.tpot
         assert again.refused == 0
     for choice in chosen.refuted:
         assert not choice.verdict.met
+    REFUTED.append(len(chosen.refuted))
+
+
+def test_the_simulator_had_something_to_refute():
+    """The property above would hold of any planner whose closed form is never wrong; here it is, now and then."""
+    if not REFUTED:
+        pytest.skip("counts what the property above tried")
+    assert sum(REFUTED) > 0
 
 
 def test_a_simulator_that_refutes_everything_leaves_nothing_to_recommend():
