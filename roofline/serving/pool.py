@@ -109,6 +109,7 @@ class Cached:
     def __init__(self, blocks: int, block: int = 16, longest: int | None = None) -> None:
         self.block, self.longest, self.number = block, longest, blocks
         self.tables = Allocator(blocks, block)
+        self._asked: tuple[Request | None, int, list[Hashable]] = (None, 0, [])
 
     @property
     def free(self) -> int:
@@ -141,7 +142,9 @@ class Cached:
 
         Returns None, and takes nothing, where it would leave fewer than ``keep`` blocks.
         """
-        names = self._names(request, 0, tokens // self.block)
+        if self._asked[:2] != (request, tokens):
+            self._asked = (request, tokens, self._names(request, 0, tokens // self.block))
+        names = self._asked[2]
         if self.tables.wanted(tokens, names) + keep > self.free:
             return None
         return min(self.tables.allocate(request, tokens, names), tokens - 1)
