@@ -304,6 +304,20 @@ def test_a_written_checkpoint_holds_the_tensors_themselves(tmp_path: Path) -> No
     assert torch.equal(tensors[f"{name}.scales"].T, made.weights[name].scales)
 
 
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("name", ["int4-g32-asym", "int3-g32-asym"])
+def test_a_gptq_container_is_read_input_by_input(name: str, act_order: bool) -> None:
+    """As AutoGPTQ dequantises: each input's codes by the scale and the zero point, plus one, of the group it names."""
+    weight, x, _ = layer(1)
+    made = gptq(weight, hessian_of(x), name, act_order=act_order)
+    stored = packed(made, "gptq")
+    bits = made.grid.bits
+    codes, zeros = unpack_rows(stored["qweight"], bits), unpack_gptq_zeros(stored["qzeros"], bits)
+    groups = stored["g_idx"].long() if act_order else torch.arange(128) // 32
+    assert torch.bincount(groups).tolist() == [32] * 4
+    assert torch.equal(((codes - zeros[groups]) * stored["scales"].float()[groups]).T, made.dequantized())
+
+
 @pytest.mark.parametrize(("name", "method"), [("int3-g32", "rtn"), ("int4-g32", "gptq-order")])
 def test_weights_without_a_container_are_refused(name: str, method: str, tmp_path: Path) -> None:
     network, tokens, _ = correlated(0)
