@@ -158,9 +158,7 @@ def test_chunks_keep_decodes_going_and_whole_prompts_stall_them() -> None:
 
 
 def test_smaller_priorities_wait_less() -> None:
-    workload = synthetic(
-        2000, Distribution("constant", 50, 50), Distribution("constant", 20, 20), rate=0.6, classes=2, seed=4
-    )
+    workload = synthetic(2000, Distribution("constant", 50, 50), Distribution("constant", 20, 20), rate=0.6, classes=2, seed=4)
     outcome = Cluster([Replica(Constant(), Policy("priority", 8, 64), Counted(None))]).serve(workload)
     waits = outcome.first - outcome.arrival
     urgent = workload.priority == 0
