@@ -82,8 +82,7 @@ class Kernels:
     """The kernels that an engine runs on an accelerator, with their constants.
 
     Attributes:
-        accelerator: the device. names: operator ("linear fp8", "decode bf16", ...) -> (families, time model); the
-            first family that is known counts.
+        accelerator: the device. names: operator ("linear fp8", "decode bf16", ...) -> (family, time model).
         fused: operators whose activations the kernel before them quantises.
     """
 
@@ -106,9 +105,8 @@ class Kernels:
         """
         family = None
         if operator in self.names:
-            choices, model = self.names[operator]
-            found = (like(self.__dict__["known"], name.strip(), model) for name in choices.split(","))
-            family = next((one for one in found if one is not None), None)
+            name, model = self.names[operator]
+            family = like(self.__dict__["known"], name, model)
         if family is None:
             raise UnsupportedModel(f"{self.accelerator.id} has no calibrated kernel for {operator!r}")
         own, chip = self.__dict__["chips"]
@@ -301,7 +299,7 @@ def reduce(kernels: Kernels, part: Collective, rows: Callable[[Load], Any]) -> t
     def run(load: Load) -> Any:
         message = size * maximum(rows(load), 1.0)
         wire = wire_bytes("all_reduce", ranks, message)
-        return seconds({"ranks": ranks, "wire": wire, "size": message, "at_once": (ranks - 1.0) * message})
+        return seconds({"ranks": ranks, "wire": wire, "at_once": (ranks - 1.0) * message})
 
     return family, run
 
@@ -315,7 +313,8 @@ def gather(kernels: Kernels, part: Collective, rows: Callable[[Load], Any]) -> t
 
     def run(load: Load) -> Any:
         message = unit * whole * maximum(rows(load), 1.0)
-        return seconds({"ranks": float(part.ranks), "wire": wire_bytes(kind, float(part.ranks), message)})
+        wire = wire_bytes(kind, float(part.ranks), message)
+        return seconds({"ranks": float(part.ranks), "wire": wire, "at_once": message / part.ranks})
 
     return family, run
 

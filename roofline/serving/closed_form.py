@@ -9,11 +9,13 @@ token is a decode step plus (R - 1) / O of what a prompt adds to a step that it 
 A step takes ``group`` = max(1, R / O) prompts, in ``turns`` chunks where its token budget is smaller. R is the concurrency,
 or as many sequences as the cache holds; who does not fit waits for a slot, O * TPOT / R each.
 
-    TTFT = request + turns * mixed + TPOT / 2 + burst + queue
+    TTFT = request + turns * mixed + E[X^2] / (2 E[X]) + shared * added + queue
 
-A request waits for half a step that is under way, then its own chunks run. ``burst`` is the wave in which all clients send
-their first request at once: of N requests of each, one in N waits for half of the others' prompts.
-Source: the steady-state argument of continuous batching (Yu et al. 2022, Orca), with Little's law for the throughput.
+A request waits for what is left of the step that is under way (X: a step, mixed or not; long ones are met more often), then
+its own chunks run, beside those of ``shared`` others that came meanwhile. All clients send their first request at once: of N
+requests of each, one in N waits for half of all prompts, run ``together`` as the budget allows.
+Source: the steady-state argument of continuous batching (Yu et al. 2022, Orca); residual time of renewal theory; Little's
+law for the throughput.
 
 Everything is arithmetic over floats or arrays; ``closed_form`` evaluates it for one deployment, with the same step times as
 the simulator.
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 GROWTH = 0.6
 """Share of its output that a running sequence holds on average where the cache is full: half, and the pages of the next."""
+RESERVED = {"trtllm": 1.0}
+"""The same for engines that admit a request only with room for its whole output (TensorRT-LLM's GUARANTEED_NO_EVICT)."""
 DEFAULT_BUDGET = 8192
 
 
@@ -62,28 +66,31 @@ class Loads:
     """The steps of a steady state.
 
     Attributes:
-        running: sequences at once. decode: a step without prompts. mixed: one with. alone: one of prompts only.
-        group: prompts of a mixed step. turns: mixed steps until they are done.
+        running: sequences at once. decode: a step without prompts. mixed: one with. alone: the prompts of that, without decodes.
+        burst: prompts only, ``together`` of them, whole. group: prompts of a mixed step. turns: steps until they are done.
     """
 
     running: Any
     decode: Load
     mixed: Load
     alone: Load
+    burst: Load
     group: Any
     turns: Any
+    together: Any
 
 
 def loads(
-    concurrency: Any, prompt: Any, output: Any, capacity: Any, budget: Any, client: Client = STEADY, cached: Any = 0.0
-) -> Loads:
+    concurrency: Any, prompt: Any, output: Any, capacity: Any, budget: Any, client: Client = STEADY, cached: Any = 0.0,
+    growth: Any = GROWTH,
+) -> Loads:  # fmt: skip
     """The steps of a steady state.
 
     Args:
         prompt, output: mean tokens of a request. capacity: tokens that the cache holds. budget: tokens of a step.
-        cached: tokens of a prompt that a prefix cache has already.
+        cached: tokens of a prompt that a prefix cache has already. growth: share of the output that a sequence takes up.
     """
-    running = minimum(concurrency, maximum(capacity / (prompt + GROWTH * output), 1.0))
+    running = minimum(concurrency, maximum(capacity / (prompt + growth * output), 1.0))
     fresh = maximum(prompt - cached, 1.0)
     spread = maximum(running / output, 1.0)
     together = minimum(maximum(floor(budget / fresh), 1.0), running)
@@ -93,7 +100,9 @@ def loads(
     behind = cached + 0.5 * (turns - 1.0) * fresh / turns
     context = prompt + 0.5 * output
     mixed = Load(running, context, group, fresh / turns, behind)
-    return Loads(running, Load(running, context), mixed, replace(mixed, decodes=0.0 * running), group, turns)
+    nothing = 0.0 * running
+    burst = Load(nothing, context, together, fresh, cached + nothing)
+    return Loads(running, Load(running, context), mixed, replace(mixed, decodes=nothing), burst, group, turns, together)
 
 
 @dataclass(frozen=True)
@@ -105,18 +114,26 @@ class Steady:
 
 
 def steady(
-    found: Loads, decode: Any, mixed: Any, alone: Any, request: Any, concurrency: Any, output: Any, client: Client = STEADY
-) -> Steady:
-    """Times from the seconds of the three kinds of steps; ``request`` is what passes before a request is scheduled [s]."""
-    running, group, turns = found.running, found.group, found.turns
+    found: Loads, decode: Any, mixed: Any, alone: Any, request: Any, concurrency: Any, output: Any, client: Client = STEADY,
+    burst: Any = None,
+) -> Steady:  # fmt: skip
+    """Times from the seconds of the steps; ``request`` is what passes before a request is scheduled [s].
+
+    ``burst`` matters where the client starts all at once or comes in waves; without it, as if prompts ran one by one.
+    """
+    running, group, turns, together = found.running, found.group, found.turns, found.together
     added = turns * (mixed - decode) / group
-    others = maximum(running - 1.0, 0.0)
-    waved = client.wave > 0
-    tpot = decode + others / output * where(waved, 0.5 * alone / group, added)
+    waved, others = client.wave > 0, maximum(running - 1.0, 0.0)
+    wave = together * turns * alone / group if burst is None else burst
+    tpot = decode + others / output * where(waved, 0.5 * wave / together, added)
+    share = minimum(turns * others / (output * group), 1.0)
+    met = (share * mixed * mixed + (1.0 - share) * decode * decode) / tpot
+    shared = maximum(others / (output * tpot) * met - (group - 1.0), 0.0)
+    own = turns * mixed + 0.5 * met + shared * added
+    first = 0.5 * (running / together + 1.0) * wave
     queue = maximum(concurrency / running - 1.0, 0.0) * output * tpot
-    burst = 0.5 * others * added / client.rounds
-    own = turns * mixed + 0.5 * tpot + client.held * decode + burst
-    return Steady(request + queue + where(waved, 0.5 * (running + 1.0) * alone / group, own), tpot)
+    start = where(waved, first, own + (first - own) / client.rounds)
+    return Steady(request + client.held * decode + queue + start, tpot)
 
 
 @dataclass(frozen=True)
@@ -194,10 +211,12 @@ def closed_form(
     budget = batched_tokens or (
         DEFAULT_BUDGET if engine is None else engine.batched_tokens(deployment.accelerator, int(prompt + output))
     )
-    found = loads(float(concurrency), float(prompt), float(output), capacity_tokens, float(budget), client, float(cached))
-    decode, mixed, alone = (times.seconds(shape_of(load)) for load in (found.decode, found.mixed, found.alone))
+    growth = GROWTH if engine is None else RESERVED.get(engine.id, GROWTH)
+    found = loads(float(concurrency), float(prompt), float(output), capacity_tokens, float(budget), client, float(cached), growth)
+    kinds = (found.decode, found.mixed, found.alone, found.burst)
+    decode, mixed, alone, burst = (times.seconds(shape_of(load)) for load in kinds)
     request = getattr(times, "request_seconds", lambda running: 0.0)(found.running)
-    means = steady(found, decode, mixed, alone, request, float(concurrency), float(output), client)
+    means = steady(found, decode, mixed, alone, request, float(concurrency), float(output), client, burst)
     return ClosedForm(
         float(concurrency), float(prompt), float(output), float(found.running), float(means.ttft), float(means.tpot),
         times.provenance, tuple(times.notes),

@@ -28,6 +28,7 @@ from roofline.validate.serving.fit import Fit, predict
 from roofline.validate.serving.record import RECORD, read
 from roofline.validate.serving.report import Score, committed, data, everything, refit, scores
 from roofline.validate.serving.rows import measured
+from roofline.validate.serving.simulated import agreement, compared
 from roofline.validate.serving.targets import TARGETS
 from roofline.validate.serving.write import calibrate
 
@@ -128,6 +129,28 @@ def test_priors_hold_what_rows_do_not_say() -> None:
     found: Fit = refit(part, everything(part))
     assert found.engines["sglang"] == {"kernel_us": 1.0, "sequence_us": 20.0, "eager_us": 200.0}
     assert found.engines["vllm"]["kernel_us"] != 1.0
+
+
+def test_the_simulator_agrees_with_the_closed_form_where_nothing_queues() -> None:
+    """On the benchmark's own protocol; means over requests, lengths drawn."""
+    runs = compared(False, every=16)
+    found = agreement(runs)
+    assert found["runs"] >= 9
+    assert found["tpot_apart"] <= 0.05
+    assert found["ttft_apart"] <= 0.05
+    assert found["tpot_most"] <= 0.06
+    assert found["ttft_most"] <= 0.11
+
+
+def test_a_full_cache_explains_who_waits() -> None:
+    """TensorRT-LLM on one H200: minutes to the first token, as measured, because a request's whole output is reserved."""
+    runs = [one for one in compared(True) if one.engine == "trtllm"]
+    assert len(runs) == 4
+    for one in runs:
+        assert one.running < one.clients
+        assert one.simulated_ttft == pytest.approx(one.measured_ttft, rel=0.15)
+        assert one.closed_ttft == pytest.approx(one.measured_ttft, rel=0.15)
+        assert one.measured_ttft > 20
 
 
 TABLE = Path(__file__).parents[3] / "shared" / "cases" / "B_throughput.csv"

@@ -16,6 +16,8 @@ from roofline.edits import apply, dtype, kv_dtype
 from roofline.engines.profile import load_engine
 from roofline.errors import InputError, UnsupportedModel
 from roofline.expected.arithmetic import ceil, clip, floor, log2, maximum, minimum, sqrt, where
+from roofline.expected.calibration import families
+from roofline.expected.kernels import engines
 from roofline.expected.serving import fitted, serving_of
 from roofline.parallel.mesh import Mesh
 from roofline.serving.calibrated import ExpectedSteps
@@ -150,6 +152,15 @@ def test_constants_lie_within_their_bounds_and_say_where_they_come_from() -> Non
         serving_of("tgi")
 
 
+def test_every_kernel_of_an_engine_has_constants() -> None:
+    """A family that is renamed would otherwise turn a prediction into a bound."""
+    known = {(family.name, family.model) for family in families("h100-sxm").values()}
+    texts = [text for table in engines().values() for text in table.values() if isinstance(text, str)]
+    named = [tuple(part.strip() for part in text.split("|")) for text in texts]
+    assert len(named) > 40
+    assert [pair for pair in named if pair not in known] == []
+
+
 def test_one_client_waits_for_nobody() -> None:
     """A single closed-loop client: TPOT is a decode step, TTFT its own prefill and half a step."""
     deployment, engine = place("llama-70b fp8"), load_engine("vllm")
@@ -171,7 +182,9 @@ def test_prompts_of_others_lengthen_tokens_and_a_full_cache_makes_requests_wait(
     assert few.tpot_s < many.tpot_s
     assert few.output_tok_per_s < many.output_tok_per_s
     full = answer(64, 10_000.0)
-    assert full.running == pytest.approx(10_000 / 2120)
+    assert full.running == pytest.approx(10_000 / 2200), "TensorRT-LLM reserves a request's whole output"
+    paged = closed_form(deployment, None, 64, 2000, 200, times=STEPS["llama-8b"], capacity_tokens=10_000.0)
+    assert paged.running == pytest.approx(10_000 / 2120)
     assert full.full
     assert not many.full
     assert full.ttft_s > 10 * many.ttft_s
@@ -190,17 +203,30 @@ def test_a_wave_waits_for_half_of_the_others_prompts_before_and_after_its_first_
     client = Client(wave=1.0)
     found = loads(64.0, 4096.0, 256.0, 1e9, 8192.0, client)
     assert found.group == 2.0
-    means = steady(found, 0.02, 0.5, 0.4, 0.0, 64.0, 256.0, client)
-    assert means.ttft == pytest.approx(65 / 2 * 0.2)
+    means = steady(found, 0.02, 0.5, 0.4, 0.0, 64.0, 256.0, client, burst=0.4)
+    assert means.ttft == pytest.approx((32 + 1) / 2 * 0.4), "pairs of prompts, one after the other"
     assert means.tpot == pytest.approx(0.02 + 63 / 256 * 0.1)
 
 
-def test_the_first_round_of_ten_waits_for_half_of_the_others() -> None:
-    """InferenceX: ten prompts per client, all clients start at once: (1 / 10) (R - 1) / 2 prompts on average."""
+def test_the_first_round_of_ten_waits_for_half_of_all_prompts() -> None:
+    """InferenceX: ten requests of each client, all start at once: 32 prompts, eight in a step of the budget."""
     found = loads(32.0, 1000.0, 1000.0, 1e9, 8192.0)
-    ten = steady(found, 0.01, 0.05, 0.05, 0.0, 32.0, 1000.0, Client(rounds=10.0))
+    assert found.together == 8.0
+    ten = steady(found, 0.01, 0.05, 0.05, 0.0, 32.0, 1000.0, Client(rounds=10.0), burst=0.3)
     endless = steady(found, 0.01, 0.05, 0.05, 0.0, 32.0, 1000.0)
-    assert ten.ttft - endless.ttft == pytest.approx(0.05 * 31 * 0.04)
+    assert ten.ttft - endless.ttft == pytest.approx((0.5 * (32 / 8 + 1) * 0.3 - endless.ttft) / 10)
+    assert ten.tpot == endless.tpot
+
+
+def test_long_steps_are_met_more_often_than_they_occur() -> None:
+    """A prompt that comes at any time waits for E[X^2] / (2 E[X]) of a step: more than half a mean step."""
+    found = loads(32.0, 1000.0, 1000.0, 1e9, 8192.0)
+    means = steady(found, 0.01, 0.05, 0.05, 0.0, 32.0, 1000.0)
+    share = 31 / 1000
+    met = (share * 0.05**2 + (1 - share) * 0.01**2) / means.tpot
+    assert means.tpot == pytest.approx(0.01 + share * 0.04)
+    assert means.ttft == pytest.approx(0.05 + met / 2 + share / means.tpot * met * 0.04)
+    assert met > means.tpot
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def predict(runs: Runs, constants: Serving) -> Steady:
     seconds = {kind: step_seconds(runs.busy[kind], getattr(steps, kind), constants) for kind in KINDS}
     clients, output = (runs.table[name].to_numpy(dtype=float) for name in ("clients", "output"))
     request = constants.request_seconds(steps.running)
-    return steady(steps, seconds["decode"], seconds["mixed"], seconds["alone"], request, clients, output, runs.client)
+    decode, mixed, alone, burst = (seconds[kind] for kind in KINDS)
+    return steady(steps, decode, mixed, alone, request, clients, output, runs.client, burst)
 
 
 def solve(constants: Sequence[Constant], model: Callable[[Any], Any], measured: Any) -> Any:

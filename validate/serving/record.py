@@ -20,13 +20,17 @@ def _rounded(value: Any) -> Any:
 def write(path: Path = RECORD) -> None:
     """Writes the report of the committed constants."""
     from roofline.validate.serving.report import by_concurrency, data, refused, scores, with_suspects
+    from roofline.validate.serving.simulated import agreement, compared
 
+    free, full = compared(False), compared(True)
     found = {
         "scores": [{name: _rounded(value) for name, value in score.record().items()} for score in scores()],
         "by_concurrency": [{name: _rounded(value) for name, value in vars(line).items()} for line in by_concurrency()],
         "refused": [{"structure": " ".join(map(str, r.structure)), "rows": r.rows, "reason": r.reason} for r in refused()],
         "left": [{"reason": rule.reason, "rows": rule.rows} for rule in data().rows.dropped if rule.rows],
         "experts_with_rows_that_left": _rounded(with_suspects()),
+        "simulated": {name: _rounded(value) for name, value in agreement(free).items()},
+        "full": [{name: _rounded(value) for name, value in vars(one).items()} for one in full],
     }
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
@@ -67,6 +71,45 @@ declared priors (`roofline/expected/serving.py`), and written by `roofline valid
 """
 
 
+def _simulated(record: dict[str, Any]) -> Iterator[str]:
+    found = record["simulated"]
+    yield (
+        f"The discrete-event simulator on the same protocol (Llama-70B, {found['runs']} runs where nothing queues): the closed "
+        f"form is {_percent(found['tpot_apart'])} % apart per token (at most {_percent(found['tpot_most'])} %) and "
+        f"{_percent(found['ttft_apart'])} % to the first token (at most {_percent(found['ttft_most'])} %); the simulator itself "
+        f"errs {_percent(found['tpot_error'])} % per token and {_percent(found['ttft_error'])} % to the first token."
+    )
+    yield ""
+    yield (
+        "Where all clients together fill the cache: seconds to first token and milliseconds per token. TensorRT-LLM admits a "
+        "request only with room for its whole output, vLLM as soon as its prompt fits. The two runs on two H100 that miss queue "
+        "as if half of the cache were there: not explained."
+    )
+    yield ""
+    headers = (
+        "gpu",
+        "engine",
+        "tp",
+        "in, out",
+        "clients",
+        "that run",
+        "TTFT",
+        "closed",
+        "simulated",
+        "TPOT",
+        "closed",
+        "simulated",
+    )
+    yield from _table(headers, (
+        [
+            one["gpu"], one["engine"], one["tp"], f"{one['isl']}, {one['osl']}", one["clients"], f"{one['running']:.0f}",
+            *(f"{one[f'{kind}_ttft']:.1f}" for kind in ("measured", "closed", "simulated")),
+            *(f"{1e3 * one[f'{kind}_tpot']:.1f}" for kind in ("measured", "closed", "simulated")),
+        ]
+        for one in record["full"]
+    ))  # fmt: skip
+
+
 def markdown() -> Iterator[str]:
     """The section of docs/validation.md."""
     from roofline.validate.serving.targets import ANCHORS, target_of
@@ -94,6 +137,7 @@ def markdown() -> Iterator[str]:
     yield ""
     rows = ([b["engine"], b["clients"], b["n"], _percent(b["mape"]), _percent(b["bias"])] for b in record["by_concurrency"])
     yield from _table(("engine", "clients", "runs", "error", "bias"), rows)
+    yield from _simulated(record)
     yield "aiconfigurator 0.12.0 itself on its own rows (its `cli_estimate`, run once; errors in percent):"
     yield ""
     rows = ([metric, gpu or "h100, h200", what, _percent(error), none] for metric, gpu, what, error, none in ANCHORS)

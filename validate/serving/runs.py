@@ -25,13 +25,13 @@ from roofline.expected.serving import Busy
 from roofline.model import Model
 from roofline.parallel.mesh import Mesh
 from roofline.parallel.ranks import Sharded
-from roofline.serving.closed_form import Client, Loads, loads
+from roofline.serving.closed_form import GROWTH, RESERVED, Client, Loads, loads
 
 STRUCTURE = ["name", "weights", "kv", "gpu", "engine", "tp", "dp", "ep"]
 VERSIONS = {"vllm": "0.11", "trtllm": None, "sglang": None}
 """Version whose memory rules hold for the measured engines, None for the newest."""
 FRACTION = Fraction(9, 10)
-KINDS = ("decode", "mixed", "alone")
+KINDS = ("decode", "mixed", "alone", "burst")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Runs:
     """Runs with a prediction.
 
     Attributes:
-        table: their rows. steps: the loads of their steps, arrays. busy: kernels of the three kinds of steps.
+        table: their rows. steps: the loads of their steps, arrays. busy: kernels of the kinds of steps.
         client: how requests arrive. capacity: tokens of the cache. refused: runs that have none.
     """
 
@@ -139,7 +139,8 @@ def runs_of(table: Any) -> Runs:
         table, "clients", "prompt", "output", "budget", "rounds", "held", "wave"
     )
     client = Client(rounds, held, wave)
-    steps = loads(clients, prompt, output, capacity, budget, client)
+    growth = table["engine"].map(RESERVED).fillna(GROWTH).to_numpy(dtype=float)
+    steps = loads(clients, prompt, output, capacity, budget, client, growth=growth)
     parts = {kind: {field.name: numpy.zeros(len(table)) for field in fields(Busy)} for kind in KINDS}
     for key, index in table.groupby(STRUCTURE, sort=True).indices.items():
         one = structure(*(int(v) if isinstance(v, numpy.integer) else v for v in key))
