@@ -9,7 +9,7 @@ state on the chip: changes = U - W S, outputs from state and scores, then the st
 
 The inverse is made in fp32 (products in tf32 where the inputs have 16 bits, which is no coarser than they are): diagonal
 blocks of 16 row by row, all blocks of a chunk together; with D the inverse of the diagonal blocks and F what lies below them,
-M = -D F vanishes after C / 16 products with itself, so that the inverse is (I + M)(I + M^2)(I + M^4)... D.
+M = -D F vanishes in its fourth power, so that the inverse is (I + M)(I + M^2) D.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BASE = 16
 
 @triton.jit
 def unit_inverse(system, C: tl.constexpr, BASE: tl.constexpr, PRECISION: tl.constexpr):
-    """The inverse of ``I + system`` for a strictly lower triangular ``system [C, C]`` in fp32."""
+    """The inverse of ``I + system`` for a strictly lower triangular ``system [C, C]`` in fp32, of at most four blocks."""
     BLOCKS: tl.constexpr = C // BASE
     block = tl.arange(0, BLOCKS)
     row = tl.arange(0, BASE)
@@ -56,11 +56,7 @@ def unit_inverse(system, C: tl.constexpr, BASE: tl.constexpr, PRECISION: tl.cons
         far = tl.where(index[:, None] // BASE == index[None, :] // BASE, 0.0, system)
         power = -tl.dot(inverse, far, input_precision=PRECISION)
         total = power + tl.where(index[:, None] == index[None, :], 1.0, 0.0)
-        reach: tl.constexpr = 4 if BLOCKS > 4 else BLOCKS // 2
-        if reach > 1:
-            power = tl.dot(power, power, input_precision=PRECISION)
-            total += tl.dot(total, power, input_precision=PRECISION)
-        if reach > 2:
+        if BLOCKS > 2:
             power = tl.dot(power, power, input_precision=PRECISION)
             total += tl.dot(total, power, input_precision=PRECISION)
         inverse = tl.dot(total, inverse, input_precision=PRECISION)
@@ -165,12 +161,11 @@ def walk_kernel(
 
 @dataclass(frozen=True)
 class Tile:
-    """Columns of a state of one walking program; warps and stages of the two launches; the arithmetic of fp32 products."""
+    """Columns of a state of one walking program; warps and stages of the two launches."""
 
     BV: int
-    warps: tuple[int, int] = (4, 4)
+    warps: tuple[int, int] = (8, 4)
     stages: int = 2
-    precision: str = "ieee"
 
 
 def choose(sequences: int, H: int, V: int, dtype: str, device: Device) -> Tile:
@@ -178,7 +173,7 @@ def choose(sequences: int, H: int, V: int, dtype: str, device: Device) -> Tile:
     if dtype == "fp32":
         return Tile(min(16, power_of_two(V, 16)), stages=1)
     BV = 32 if sequences * H * ceil_div(V, 32) >= device.units else 16
-    return Tile(min(BV, power_of_two(V, 16)), (8, 4), 2 if device.shared >= 100_000 else 1, "tf32")
+    return Tile(min(BV, power_of_two(V, 16)), (8, 4), 2 if device.shared >= 100_000 else 1)
 
 
 def gated_delta_chunk(
@@ -186,12 +181,12 @@ def gated_delta_chunk(
     dt_bias: torch.Tensor, state: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, longest: int, chunk: int = 64,
     tile: Tile | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """``delta_step`` of ``gated_delta_step`` in chunks of 16, 32, 64 or 128 tokens, one decay per head.
+    """``delta_step`` of ``gated_delta_step`` in chunks of 16, 32 or 64 tokens, one decay per head.
 
     ``longest``: the most new tokens of one sequence.
     """
-    if chunk not in (16, 32, 64, 128):
-        raise ValueError(f"chunks of {chunk} tokens: the system of a chunk is inverted for 16, 32, 64 or 128")
+    if chunk not in (16, 32, 64):
+        raise ValueError(f"chunks of {chunk} tokens: the system of a chunk is inverted for 16, 32 or 64")
     tokens, H, V = v.shape
     HK, K = k.shape[1:]
     B = len(slots)
@@ -203,7 +198,8 @@ def gated_delta_chunk(
     scales = (K**-0.5, NORM_EPSILON)
     prepare_kernel[(ceil_div(longest, chunk), H, B)](
         q, k, v, a, b, a_log, dt_bias, starts, w, u, scores, q.stride(0), k.stride(0), v.stride(0), *scales,
-        BV=power_of_two(V, 16), BASE=BASE, PRECISION=cut.precision, num_warps=cut.warps[0], **sides,
+        BV=power_of_two(V, 16), BASE=BASE, PRECISION="ieee" if v.dtype == torch.float32 else "tf32",
+        num_warps=cut.warps[0], **sides,
     )  # fmt: skip
     walk_kernel[(ceil_div(V, cut.BV), H, B)](
         q, k, a, a_log, dt_bias, state, slots, starts, w, u, scores, out, q.stride(0), k.stride(0), *scales,
@@ -246,7 +242,7 @@ def launch(case: Chunked, tensors: Tensors) -> Tensors:
 
 
 def inverse_flops(C: int) -> int:
-    """Dot FLOPs of ``unit_inverse``: two products around the doublings, two for each doubling."""
+    """Dot FLOPs of ``unit_inverse``: two products from two blocks on, four for four."""
     blocks = C // BASE
     return 2 * C**3 * 2 * (blocks.bit_length() - 1)
 
@@ -294,12 +290,12 @@ CASES = (
     Chunked("ragged", "bf16", (37, 1, 20), 2, 4, 20, 12, C=32, tile=Tile(16)),
     Chunked("chosen", "bf16", (65, 30), 1, 2, 32, 40),
     Chunked("one-block", "bf16", (33,), 2, 2, 16, 24, "bf16", C=16, tile=Tile(32)),
-    Chunked("long-chunk", "fp16", (150,), 1, 1, 24, 20, C=128, tile=Tile(32)),
-    Chunked("single", "fp32", (21, 70), 1, 3, 9, 7, C=64, tile=Tile(16)),
+    Chunked("half", "fp16", (150, 3), 1, 1, 24, 20, tile=Tile(32)),
+    Chunked("single", "fp32", (21, 40), 1, 3, 9, 7, C=32, tile=Tile(16)),
 )
 TOLERANCE = {
     "bf16": Tolerance(8e-3, "the inverse, W, U, scores and the state on entry are rounded to bf16 before they multiply"),
-    "fp16": Tolerance(1e-3, "the inverse, W, U, scores and the state on entry are rounded to fp16 before they multiply"),
+    "fp16": Tolerance(2e-3, "the inverse (made in tf32), W, U, scores and the state on entry are rounded to fp16"),
     "fp32": Tolerance(3e-6, "fp32 sums in another order, decays as differences of sums"),
 }
 MATRIX = {"prepare_kernel": "HGMMA", "walk_kernel": "HGMMA"}

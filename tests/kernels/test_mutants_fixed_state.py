@@ -41,7 +41,7 @@ MUTANTS = [
     Mutant("gated_delta_step", "missing write", "mask=column < V)\n    tl.store(kept", "mask=column < V - 1)\n    tl.store(kept", "single", "out: NaN"),
     Mutant("gated_delta_chunk", "diagonal in the system", "tl.where(index[:, None] > index[None, :], system", "tl.where(index[:, None] >= index[None, :], system", "one-block", "rms error"),
     Mutant("gated_delta_chunk", "row forgotten", "for step in range(1, BASE)", "for step in range(1, BASE - 1)", "one-block", "rms error"),
-    Mutant("gated_delta_chunk", "doubling forgotten", "if reach > 2:", "if reach > 4:", "long-chunk", "dot FLOPs"),
+    Mutant("gated_delta_chunk", "doubling forgotten", "if BLOCKS > 2:", "if BLOCKS > 4:", "half", "dot FLOPs"),
     Mutant("gated_delta_chunk", "wrong mask", "live = first + index < T", "live = first + index <= T", "chosen", "OutOfBounds"),
     Mutant("gated_delta_chunk", "missing write", "    tl.store(kept, carried.to(state.dtype.element_ty), mask=inside)\n", "", "one-block", "walk_kernel.state: 0 B stored"),
     Mutant("gated_delta_chunk", "changes undone", "- tl.dot(keys, narrow", "+ tl.dot(keys, narrow", "one-block", "rms error"),
