@@ -47,7 +47,9 @@ class Group:
             return keys.eval(self.where).to_numpy(dtype=bool)
         if self.rule == "monotonic":
             return slower_than_double(keys, self.factor)
-        raise InputError(f"bad_rows.toml: rule {self.rule!r} is unknown; use where, monotonic or all")
+        if self.rule == "parts":
+            return slower_than_parts(keys, self.factor)
+        raise InputError(f"bad_rows.toml: rule {self.rule!r} is unknown; use where, monotonic, parts or all")
 
 
 def slower_than_double(keys: Any, factor: float) -> Any:
@@ -67,6 +69,20 @@ def slower_than_double(keys: Any, factor: float) -> Any:
             latency.get((following.get(tokens), *layer, tp, ep)),
         )  # fmt: skip
         bad[number] = any(other is not None and mine > factor * other for other in more)
+    return bad
+
+
+def slower_than_parts(keys: Any, factor: float) -> Any:
+    """Rows slower by ``factor`` than the same layer cut into 2, 4 or 8 narrower ones that run one after the other."""
+    import numpy
+
+    index = [*WORK, "moe_tp_size", "moe_ep_size"]
+    latency = keys.groupby(index)["latency"].mean().to_dict()
+    bad = numpy.zeros(len(keys), dtype=bool)
+    for number, (*layer, tp, ep) in enumerate(zip(*(keys[name].tolist() for name in index), strict=True)):
+        mine = latency[*layer, tp, ep]
+        parts = ((cut, latency.get((*layer, cut * tp, ep))) for cut in (2, 4, 8))
+        bad[number] = any(part is not None and mine > factor * cut * part for cut, part in parts)
     return bad
 
 
