@@ -15,6 +15,8 @@ WHOLE = 256
 """Context lengths are rounded up to a multiple of this."""
 ONLINE = {"vllm": ("fp8",), "sglang": ("fp8",), "trtllm": (), "llamacpp": ()}
 """Formats that an engine makes from a 16-bit checkpoint while it loads."""
+TRTLLM_CACHES = ("fp8", "nvfp4")
+"""Formats of KvCacheConfig.dtype beside the model's own (tensorrt_llm/llmapi/llm_args.py)."""
 PREFILL, DECODE = "prefill", "decode"
 
 
@@ -84,7 +86,7 @@ def _sglang(asked: _Asked) -> tuple[list[str], dict[str, str]]:
     words += ["--chunked-prefill-size", str(plan.budget * mesh.dp)]
     words += ["--mem-fraction-static", f"{asked.fraction:g}"] if asked.fraction else []
     words += ["--quantization", asked.weights] if asked.weights else []
-    words += ["--kv-cache-dtype", "fp8_e4m3"] if asked.kv else []
+    words += ["--kv-cache-dtype", "fp8_e4m3" if asked.kv == "fp8" else asked.kv] if asked.kv else []
     if plan.drafting and asked.draft:
         own = asked.draft == "mtp"
         words += ["--speculative-algorithm", "NEXTN" if own else "STANDALONE"]
@@ -108,6 +110,8 @@ def _trtllm(asked: _Asked) -> tuple[list[str], dict[str, str]]:
     if mesh.dp > 1:
         lines.append("enable_attention_dp: true")
     if asked.kv:
+        if asked.kv not in TRTLLM_CACHES:
+            raise InputError(f"emit: TensorRT-LLM keeps caches in {' or '.join(TRTLLM_CACHES)}, not in {asked.kv}")
         lines += ["kv_cache_config:", f"  dtype: {asked.kv}"]
     if plan.drafting and asked.draft:
         own = asked.draft == "mtp"
@@ -186,11 +190,11 @@ def launches(plan: Plan, model: str, longest: int, stored: tuple[str, str], draf
     for part, role in parts:
         assert part is not None
         weights, kv = part.setup.variant.weights, part.setup.variant.kv
-        asked = _Asked(
-            model, part, role, draft,
-            weights if weights != stored[0] and weights in ONLINE[engine] else None, kv if kv != stored[1] else None,
-            -(-longest // WHOLE) * WHOLE, None if engine == "llamacpp" else part.setup.fraction(part.budget, part.batch),
-        )  # fmt: skip
+        cpp = engine == "llamacpp"
+        length = longest if cpp else -(-longest // WHOLE) * WHOLE
+        made = weights if weights != stored[0] and weights in ONLINE[engine] else None
+        fraction = None if cpp else part.setup.fraction(part.budget, part.batch)
+        asked = _Asked(model, part, role, draft, made, kv if kv != stored[1] else None, length, fraction)
         words, files = WRITERS[engine](asked)
         named = [server.model, model] if server.model else [model]
         command = (*server.program, *named, *words)

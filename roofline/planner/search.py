@@ -142,19 +142,15 @@ def sized_at(
 def settings(setup: Setup, load: Workload, objective: Objective, drafting: Drafting | None) -> Iterable[tuple[int, int, Sized]]:
     """(budget, batch, steady state) of every setting that memory and the engine admit."""
     for budget in BUDGETS:
-        draft = drafting.draft if drafting else None
-        room = setup.users(budget, SEQUENCES[0], draft)
+        draft, verified = (drafting.draft, 1 + drafting.gamma) if drafting else (None, 1)
         for sequences in SEQUENCES:
             batch = headroom(sequences) if load.rate is not None else sequences
-            if sequences > 256:
-                room = setup.users(budget, batch, draft)
-            if batch > room:
-                break
-            verified = 1 + (drafting.gamma if drafting else 0)
-            if batch * verified > budget:
+            room = setup.users(budget, batch, draft)
+            if batch > room or batch * verified > budget:
                 break
             if load.rate is not None:
-                batch = max(batch, min(room, max(SMALL_BATCH, headroom(sequences, AMPLE)), budget // verified))
+                ample = max(SMALL_BATCH, headroom(sequences, AMPLE))
+                batch = max(batch, min(setup.users(budget, ample, draft), ample, budget // verified))
             sized = sized_at(setup, sequences, budget, load, objective, drafting)
             if sized is None:
                 break

@@ -110,7 +110,7 @@ def test_what_tensorrt_llm_reads_from_a_file():
 
 def test_what_llama_cpp_holds_is_the_context_of_all_sequences():
     found = values("llamacpp", launched(plan("llamacpp", Mesh(1, 4), "q8_0", "q8_0", 512, 8))[0].words)
-    assert (found["ctx_size"], found["parallel"], found["ubatch_size"]) == (8 * 4096, 8, 512)
+    assert (found["ctx_size"], found["parallel"], found["ubatch_size"]) == (8 * 4000, 8, 512)
     assert (found["tensor_split"], found["cache_type_k"]) == ("1,1,1,1", "q8_0")
 
 
@@ -151,6 +151,12 @@ def test_settings_of_profiles_are_documented_options():
         server = load_server(engine)
         names = {name for option in server.options.values() for name in (option.name, *option.also)}
         assert set(load_engine(engine).flags.values()) - names <= in_file, engine
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_a_cache_format_that_the_engine_does_not_offer_is_refused(engine):
+    with pytest.raises(InputError, match="int4-g128"):
+        launched(plan(engine, kv="int4-g128"))
 
 
 def test_commands_as_data():
