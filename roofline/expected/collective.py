@@ -24,7 +24,7 @@ SWITCH = Constant("in_switch", 0.1, 0.01, 1.0, "share of a ring that switches sa
 DIRECT = Constant("direct", 0.6, 0.1, 0.95, "achieved fraction of the link where each rank reads all others at once, in one step")
 SECOND = Constant("second_us", 3.0, 0.05, 30.0, "what the algorithm in two steps takes more to start [us]")
 
-EAGER = Constant("direct", 0.05, 0.005, 0.95, "achieved fraction of the link by short messages, whose words carry their own flags")
+EAGER = Constant("direct", 0.05, 0.005, 0.95, "achieved fraction of the link by short messages, whose words carry flags")
 
 MEGABYTE = 1e6
 

@@ -11,6 +11,7 @@ from roofline.expected.collective import ALL_TO_ALL
 from roofline.expected.waves import WAVES
 from roofline.formats import BF16, FORMATS
 from roofline.validate.silicon import delta, parts, sparse
+from roofline.validate.silicon.bad import slower_than_parts
 from roofline.validate.silicon.suite import chip_of, frames
 from roofline.work import Work
 
@@ -35,7 +36,8 @@ def test_scores_are_charged_by_the_indexer_of_the_block(kernels) -> None:
 
 def test_selections_of_scores_that_are_all_alike_stay_out(kernels) -> None:
     modes = {mode for name, frame in kernels.items() if "topk" in name for mode in frame.keys.get("score_mode", [])}
-    assert modes and not any("flat" in mode for mode in modes)
+    assert modes
+    assert not any("flat" in mode for mode in modes)
 
 
 def test_only_queries_with_more_entries_than_the_limit_select(kernels) -> None:
@@ -78,7 +80,8 @@ def test_which_cores_work_through_the_whole_selection(framework: str, kernel: st
 
 
 def test_a_padded_core_does_the_same_work_for_a_short_context() -> None:
-    frame = next(frame for frame in frames(GPU, ["dsa"]) if frame.kernel == "vllm/FLASHMLA_SPARSE/decode" and "kv-fp8" in frame.dtype)
+    found = (frame for frame in frames(GPU, ["dsa"]) if frame.kernel == "vllm/FLASHMLA_SPARSE/decode")
+    frame = next(frame for frame in found if "kv-fp8" in frame.dtype)
     same = (frame.keys.batch_size == 64) & (frame.keys.num_heads == 128) & (frame.keys.architecture == "DeepseekV32ForCausalLM")
     assert len(set(frame.columns["core.flops"][same.to_numpy()])) == 1
     assert len(set(frame.cost.matrix_flops[same.to_numpy()])) > 1
@@ -106,3 +109,15 @@ def test_short_all_to_alls_take_the_way_that_starts_sooner() -> None:
     assert seconds(1e3) == seconds(1e3, second_us=30.0)
     assert seconds(1e9) == seconds(1e9, direct=0.005)
     assert seconds(1e9) > seconds(1e9, second_us=3.0, link=0.95)
+
+
+def test_a_layer_slower_than_its_parts_one_after_the_other_is_found() -> None:
+    pd = pytest.importorskip("pandas")
+    work = {"num_tokens": 64, "hidden_size": 1, "inter_size": 8, "topk": 1, "num_experts": 8, "distribution": "balanced"}
+    rows = pd.DataFrame([
+        {**work, "moe_tp_size": 1, "moe_ep_size": 1, "latency": 4.1},
+        {**work, "moe_tp_size": 2, "moe_ep_size": 1, "latency": 1.2},
+        {**work, "moe_tp_size": 4, "moe_ep_size": 1, "latency": 0.8},
+    ])  # fmt: skip
+    assert slower_than_parts(rows, 1.25).tolist() == [True, False, False]
+    assert not slower_than_parts(rows, 1.8).any()

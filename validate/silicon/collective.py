@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from roofline.cost import Cost
-from roofline.expected.collective import ALL_REDUCE, ALL_TO_ALL, COLLECTIVE, CUSTOM_ALL_REDUCE, PASSES, least_wire_bytes, wire_bytes
+from roofline.expected.collective import (
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    COLLECTIVE,
+    CUSTOM_ALL_REDUCE,
+    PASSES,
+    least_wire_bytes,
+    wire_bytes,
+)
 from roofline.validate.silicon.frame import Frame, floats, make
 from roofline.validate.silicon.source import Table, tables
 
