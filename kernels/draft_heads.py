@@ -14,7 +14,7 @@ from torch import nn
 from roofline.kernels.compression.network import Decoder, DecoderLayer
 
 Draft = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""(hidden states ``[tokens, D]`` of the text, the token behind it, how many to guess) -> guesses."""
+"""(hidden states ``[tokens - 1, D]``, the text ``[tokens]`` whose last token has none yet, how many to guess) -> guesses."""
 
 
 class MedusaHeads(nn.Module):
@@ -45,8 +45,8 @@ class MedusaHeads(nn.Module):
             logits.append(projection(x))
         return torch.stack(logits)
 
-    def draft(self, hidden: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
-        """The best guess of each head for what follows ``token``, as a ``Draft``."""
+    def draft(self, hidden: torch.Tensor, text: torch.Tensor, number: int) -> torch.Tensor:
+        """The best guess of each head for what follows a text, as a ``Draft``."""
         return self(hidden[-1])[:number].argmax(-1)
 
 
@@ -71,19 +71,14 @@ class EagleHead(nn.Module):
         found = self.layer(self.join(torch.cat([embedded, hidden], -1)))
         return found, self.target[0].lm_head(found)
 
-    def draft(self, hidden: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
-        """A chain of guesses for what follows ``token``, each from the states before it, as a ``Draft``.
-
-        ``hidden`` holds the states of the text; those that follow them are its tokens behind the first, and ``token``.
-        """
-        states, guesses = hidden[None], list[torch.Tensor]()
-        following = token.reshape(1)
+    def draft(self, hidden: torch.Tensor, text: torch.Tensor, number: int) -> torch.Tensor:
+        """A chain of guesses for what follows a text, each from all states before it, as a ``Draft``."""
+        states, following = hidden[None], text[None, 1:]
         for _ in range(number):
-            found, logits = self(states[:, -len(following) :], following[None])
-            guesses.append(logits[0, -1].argmax())
+            found, logits = self(states, following)
             states = torch.cat([states, found[:, -1:]], 1)
-            following = torch.cat([following, guesses[-1].reshape(1)])
-        return torch.stack(guesses) if guesses else following[:0]
+            following = torch.cat([following, logits[:, -1].argmax(-1, keepdim=True)], 1)
+        return following[0, len(text) - 1 :]
 
 
 @torch.no_grad()
@@ -99,7 +94,7 @@ def generate(target: Decoder, prompt: torch.Tensor, number: int, draft: Draft, l
     end = len(prompt) + number
     while len(text) < end:
         text = torch.cat([text, token.reshape(1)])
-        guesses = draft(hidden, token, length)
+        guesses = draft(hidden, text, length)
         hidden = target.model(torch.cat([text, guesses])[None])[0]
         passes += 1
         chosen = target.lm_head(hidden[len(text) - 1 :]).argmax(-1)

@@ -98,6 +98,20 @@ def test_an_eagle_head_that_copies_its_state_has_the_logits_of_the_target() -> N
     assert torch.equal(logits, target().lm_head(hidden))
 
 
+def test_an_eagle_chain_attends_to_the_whole_text_and_to_its_own_guesses() -> None:
+    torch.manual_seed(1)
+    head, text = EagleHead(target()), torch.tensor([3, 1, 4, 1, 5])
+    with torch.no_grad():
+        hidden = target().model(text[None, :-1])[0]
+        guesses = head.draft(hidden, text, 2)
+        states, logits = head(hidden[None], text[None, 1:])
+        assert guesses[0] == logits[0, -1].argmax()
+        longer = torch.cat([hidden[None], states[:, -1:]], 1)
+        _, logits = head(longer, torch.cat([text[1:], guesses[:1]])[None])
+        assert guesses[1] == logits[0, -1].argmax()
+        assert not torch.allclose(head(hidden[None, -1:], text[None, -1:])[0], states[:, -1:], atol=1e-3)
+
+
 def plain(prompt: torch.Tensor, number: int) -> torch.Tensor:
     """Greedy decoding, one pass per token."""
     text = prompt
@@ -115,8 +129,9 @@ def test_greedy_decoding_behind_any_draft_is_that_of_the_target(kind: str) -> No
     right = plain(prompt, 12)
     heads = {"medusa": MedusaHeads(target(), 3), "eagle": EagleHead(target())}
 
-    def oracle(hidden: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
-        done = len(hidden) - len(prompt) + 1
+    def oracle(hidden: torch.Tensor, text: torch.Tensor, number: int) -> torch.Tensor:
+        assert len(text) == len(hidden) + 1
+        done = len(text) - len(prompt)
         return right[done : done + number]
 
     length = 0 if kind == "none" else 3
