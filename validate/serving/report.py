@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -92,14 +92,16 @@ def committed() -> Fit:
     return Fit(engines, {name: float(value) for name, value in found["shared"].items()})
 
 
-def held_out(runs: Runs, column: str, keep: Callable[[Runs], Any]) -> tuple[Any, Any]:
+@cache
+def held_out(column: str) -> tuple[Any, Any]:
     """(tpot, ttft) of every run by constants fitted without the runs that share its ``column``."""
     import numpy
 
+    runs = data().fitted
     tpot, ttft = numpy.zeros(len(runs)), numpy.zeros(len(runs))
     for value in sorted(set(runs.table[column])):
         test = (runs.table[column] == value).to_numpy()
-        found = predict(part := runs.take(test), refit(runs, ~test & keep(runs)).of(part))
+        found = predict(part := runs.take(test), refit(runs, ~test).of(part))
         tpot[test], ttft[test] = found.tpot, found.ttft
     return tpot, ttft
 
@@ -151,7 +153,7 @@ def scores() -> Iterator[Score]:
     runs, blind = found.fitted, found.blind
     known = (runs.table["family"] == "inferencex").to_numpy()
     fitted_to, unseen = predict(runs, constants.of(runs)), predict(blind, constants.of(blind))
-    models, gpus = held_out(runs, "name", everything), held_out(runs, "gpu", everything)
+    models, gpus = held_out("name"), held_out("gpu")
     whole, rows = everything(runs), found.rows
     yield from lines("tpot", "fit", runs, fitted_to.tpot, rows, whole)
     yield from lines("tpot", "unseen_model", runs, models[0], rows, whole)
@@ -182,7 +184,7 @@ def by_concurrency() -> list[ByLoad]:
     import numpy
 
     runs = data().fitted
-    expected = held_out(runs, "name", everything)[0]
+    expected = held_out("name")[0]
     error = expected / runs.table["tpot"].to_numpy() - 1.0
     clients, dense = runs.table["clients"].to_numpy(), (runs.table["set"] == "dense").to_numpy()
     found = []

@@ -96,14 +96,19 @@ def known(runs: Runs) -> Any:
     return ((table["family"] == "inferencex") & (table["set"] == "dense") & (table["held"] == 0)).to_numpy()
 
 
-def compared(full: bool, every: int = 1) -> list[Compared]:
-    """Every so manieth run of a known client: those that all clients together may fill the cache of, or the others."""
+def compared(full: bool, every: int = 1, engine: str | None = None, longest: int = 10**6) -> list[Compared]:
+    """Every so manieth run of a known client: those that all clients together may fill the cache of, or the others.
+
+    ``engine`` takes those of one engine only, ``longest`` those of at most so many output tokens.
+    """
     import numpy
 
     runs = data().fitted
     most = runs.table["clients"] * (runs.table["prompt"] + runs.table["output"])
     crowded = most.to_numpy() > runs.capacity
-    chosen = numpy.flatnonzero(known(runs) & (crowded if full else ~crowded))[::every]
+    wanted = known(runs) & (crowded if full else ~crowded) & (runs.table["osl"] <= longest).to_numpy()
+    wanted &= ((runs.table["engine"] == engine) | (engine is None)).to_numpy()
+    chosen = numpy.flatnonzero(wanted)[::every]
     mask = numpy.zeros(len(runs), dtype=bool)
     mask[chosen] = True
     return [simulate(row, capacity) for row, capacity in _rows(runs, mask)]

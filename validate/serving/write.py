@@ -66,7 +66,7 @@ def calibrate(target: Path = DATA) -> tuple[Fit, bool]:
     runs = found.fitted
     whole = everything(runs)
     constants = refit(runs, whole)
-    expected = held_out(runs, "name", everything)[0]
+    expected = held_out("name")[0]
     every = lines("tpot", "unseen_model", runs, expected, found.rows, whole)
     errors = [score for score in every if score.engine and score.model in (None, "moe")]
     before = target.read_text(encoding="utf-8") if target.is_file() else ""
