@@ -23,11 +23,13 @@ MOST_TICKS = 11
 
 
 def tokens(value: float) -> str:
-    """A number of tokens or sequences for an axis: "512", "8Ki", "1Mi", "1,000".
+    """A number of tokens or sequences for an axis: "512", "8Ki", "1Mi", "1,000"; a share of one as it is.
 
-    >>> [tokens(n) for n in (512, 1000, 8192, 2**20)]
-    ['512', '1,000', '8Ki', '1Mi']
+    >>> [tokens(n) for n in (0.25, 512, 1000, 8192, 2**20)]
+    ['0.25', '512', '1,000', '8Ki', '1Mi']
     """
+    if value < 1:
+        return f"{value:g}"
     number = round(value)
     for suffix, size in (("Mi", 2**20), ("Ki", 2**10)):
         if number >= size and number % size == 0:
