@@ -1,6 +1,6 @@
-"""How many deployments a search sizes per second: at least 10,000 in less than 10 s.
+"""How many deployments a search sizes per second: at least 10,000 in less than 10 s of one core.
 
-    python benchmarks/planner.py [MODEL]
+python benchmarks/planner.py [MODEL]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from roofline.engines.profile import load_engine
 from roofline.planner.disaggregate import disaggregated
 from roofline.planner.prices import rent
 from roofline.planner.search import search
-from roofline.planner.setups import setups, variants
+from roofline.planner.setups import comparable, setups, variants
 from roofline.planner.workload import Objective, Workload
 
 GPUS = ("a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm", "mi300x")
@@ -29,14 +29,17 @@ def main() -> int:
     rents = {chip.id: rent(chip) for chip in chips}
     start, cpu = perf_counter(), process_time()
     found = [s for chip in chips for s in setups(model, variants(model, None, None, engine, chip), chip, engine, load.length, 64)]
+    found, _ = comparable(found)
     result = search(found, load, objective, rents, 64)
     apart, tried = disaggregated(found, load, objective, rents, 64)
     wall, spent = perf_counter() - start, process_time() - cpu
     total = result.tried + tried
     kinds = sorted({setup.times.provenance for setup in found})
     print(f"{name}: {total:,} deployments of {len(found)} setups ({', '.join(kinds)}) in {wall:.1f} s, {spent:.1f} s of CPU")
-    print(f"{len(result.plans) + len(apart):,} meet the limits; {total / spent:,.0f} deployments per second of CPU, 10,000 in {wall / total * LEAST:.1f} s")
-    return 0 if total >= LEAST and wall / total * LEAST < LIMIT_S else 1
+    print(
+        f"{len(result.plans) + len(apart):,} meet the limits; {total / spent:,.0f} deployments per second of CPU, 10,000 in {spent / total * LEAST:.1f} s"
+    )
+    return 0 if total >= LEAST and spent / total * LEAST < LIMIT_S else 1
 
 
 if __name__ == "__main__":

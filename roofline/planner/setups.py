@@ -35,9 +35,13 @@ SHARE, BLOCK, BUDGET = Fraction(9, 10), 16, 2048
 BATCHES = (64, 256, 1024)
 """Sequences per step for which memory is worked out; a batch takes the next larger one's."""
 
-
 CHUNKED = ("trtllm",)
 """Engines that are launched with chunked prefill beside decodes, whatever their default."""
+
+
+def _batch(sequences: int) -> int:
+    """The number of sequences whose memory stands for so many."""
+    return next((size for size in BATCHES if sequences <= size), sequences)
 
 
 def scheduler(engine: Profile) -> str:
@@ -91,6 +95,7 @@ class Setup:
     bound: bool = False
     _times: Any = None
     _memory: dict[tuple[int, int], Allocation] = field(default_factory=dict)
+    _users: dict[tuple[int, int, int], int | None] = field(default_factory=dict)
 
     @cached_property
     def remembered(self) -> StepTimes:
@@ -141,7 +146,7 @@ class Setup:
 
     def memory(self, budget: int, sequences: int) -> Allocation:
         """What the engine allocates with a token budget and a batch. Raises UnsupportedModel for state without a page rule."""
-        batch = next((size for size in BATCHES if sequences <= size), sequences)
+        batch = _batch(sequences)
         key = (budget, batch)
         if key not in self._memory:
             settings = Settings(max_model_len=self.longest, batched_tokens=budget, sequences=batch)
@@ -155,13 +160,20 @@ class Setup:
 
         A draft model stands whole on every GPU, with its own state of each request.
         """
+        key = (budget, _batch(sequences), id(draft))
+        if key not in self._users:
+            self._users[key] = self._held(budget, sequences, draft)
+        held = self._users[key]
+        return sequences if held is None else held
+
+    def _held(self, budget: int, sequences: int, draft: Model | None) -> int | None:
         weights = draft.weight_bytes if draft else 0
         more = draft.state_bytes(self.longest) if draft else 0
         if not self.paged:
             return self._bare_users(budget, weights, more)
         found = self.memory(budget, sequences)
         if found.layout is None and not more:
-            return sequences
+            return None
         pool = found.pool.best - weights
         return int(pool // (found.request_bytes + more)) if pool > 0 else 0
 
