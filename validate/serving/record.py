@@ -110,6 +110,39 @@ def _simulated(record: dict[str, Any]) -> Iterator[str]:
     ))  # fmt: skip
 
 
+def _singles() -> Iterator[str]:
+    from roofline.validate.serving.requests import mean_error, singles
+
+    found = list(singles())
+    yield (
+        "Single requests, no server around them: published decode steps of llama.cpp (its constants were fitted to these rows; "
+        "16 % with the GPU left out) and first tokens of TensorRT-LLM 0.5 (none fitted; kernels of 2026 against those of 2023). "
+        f"Mean error {_percent(mean_error(found, 'decode'))} % and {_percent(mean_error(found, 'first token'))} %."
+    )
+    yield ""
+    headers = (
+        "what",
+        "engine",
+        "model",
+        "gpu",
+        "weights",
+        "tokens",
+        "bound ms",
+        "expected ms",
+        "measured ms",
+        "error",
+        "comment",
+    )
+    yield from _table(headers, (
+        [
+            one.what, one.engine, one.model, f"{one.gpus} x {one.gpu}" if one.gpus > 1 else one.gpu, one.weights, one.context,
+            *(f"{1e3 * value:.1f}" for value in (one.bound, one.expected, one.measured)), _percent(one.error),
+            one.comment + ("" if one.counts else "; not in the mean"),
+        ]
+        for one in found
+    ))  # fmt: skip
+
+
 def markdown() -> Iterator[str]:
     """The section of docs/validation.md."""
     from roofline.validate.serving.targets import ANCHORS, target_of
@@ -138,6 +171,7 @@ def markdown() -> Iterator[str]:
     rows = ([b["engine"], b["clients"], b["n"], _percent(b["mape"]), _percent(b["bias"])] for b in record["by_concurrency"])
     yield from _table(("engine", "clients", "runs", "error", "bias"), rows)
     yield from _simulated(record)
+    yield from _singles()
     yield "aiconfigurator 0.12.0 itself on its own rows (its `cli_estimate`, run once; errors in percent):"
     yield ""
     rows = ([metric, gpu or "h100, h200", what, _percent(error), none] for metric, gpu, what, error, none in ANCHORS)
