@@ -9,7 +9,7 @@ from typing import Any
 
 from roofline.cli.output import Cells, Output
 from roofline.errors import InputError, RooflineError
-from roofline.planner.ceilings import Ceiling, ceilings, users
+from roofline.planner.ceilings import Ceiling, busiest, ceilings, users
 from roofline.planner.choose import Choice, Chosen, choose
 from roofline.planner.disaggregate import disaggregated
 from roofline.planner.launch import Launch, launch_records, launches, script
@@ -216,6 +216,7 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
         **_rates(plan, choice, load),
         "price_source": price.source if price else None,
         "binds": limits[0].name,
+        "busiest": busiest(plan, load),
         "ceilings": [one.to_dict() for one in limits],
         "searched": answer.found.tried,
         "pareto": [_point(point) for point in details.points] if rank == 1 else None,
@@ -326,7 +327,7 @@ def _verdict(answer: Answer, out: Output) -> Iterator[str]:
     cost = f"{usd:,.2f} USD/h" if usd is not None else "no price known"
     size = f"{_number(best.gpus, 'GPU')}, {cost}; {_number(users(best, load), 'user')} at once"
     yield f"{out.paint('cheapest', 'green')}: {label(best)}: {size}"
-    yield f"ceilings in users: {_binding(limits)}"
+    yield f"ceilings in users: {_binding(limits)}; busiest under this load: {busiest(best, load)}"
     unpriced = [gpu for gpu, price in answer.rents.items() if price is None]
     if unpriced and len(unpriced) < len(answer.rents):
         yield f"without a price, and so behind all others: {', '.join(unpriced)}"

@@ -72,6 +72,17 @@ def _streams(plan: Plan, load: Workload, limit: float) -> list[Ceiling]:
     return found
 
 
+def busiest(plan: Plan, load: Workload) -> str:
+    """The stream that takes longest, by the datasheet, of a decode step and its share of prompts under the load."""
+    setup, sequences = plan.setup, plan.sized.sequences
+    dp = setup.mesh.dp
+    step = setup.deployment.decode(sequences * dp, load.isl + load.osl // 2).timing.streams
+    prompt = {} if plan.prefill else setup.deployment.prefill(dp, load.isl).timing.streams
+    seconds = {name: float(value) + sequences / load.osl * float(prompt.get(name, 0.0)) for name, value in step.items()}
+    name = max(seconds, key=seconds.__getitem__)
+    return NAMES.get(name, f"link {name}")
+
+
 def _host(plan: Plan, load: Workload, limit: float) -> Ceiling | None:
     """Users at which what calibrated decode steps take beyond the bound fills the time per token."""
     import numpy
