@@ -36,9 +36,8 @@ def main() -> int:
     total = result.tried + tried
     kinds = sorted({setup.times.provenance for setup in found})
     print(f"{name}: {total:,} deployments of {len(found)} setups ({', '.join(kinds)}) in {wall:.1f} s, {spent:.1f} s of CPU")
-    print(
-        f"{len(result.plans) + len(apart):,} meet the limits; {total / spent:,.0f} deployments per second of CPU, 10,000 in {spent / total * LEAST:.1f} s"
-    )
+    pace = f"{total / spent:,.0f} deployments per second of CPU, 10,000 in {spent / total * LEAST:.1f} s"
+    print(f"{len(result.plans) + len(apart):,} meet the limits; {pace}")
     return 0 if total >= LEAST and spent / total * LEAST < LIMIT_S else 1
 
 
