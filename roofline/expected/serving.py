@@ -117,6 +117,12 @@ def error_of(engine: str, experts: bool, metric: str = "tpot") -> float | None:
     return None
 
 
+def measured_versions(engine: str) -> str:
+    """Versions of the servers that an engine's constants were fitted to: ", versions 1.0 to 1.2"; "" where none is stated."""
+    own = fitted()["engine"].get(engine)
+    return f", versions {' to '.join(dict.fromkeys(own['versions']))}" if own else ""
+
+
 def outside(engine: str, gpu: str, ranks: int, layers: int, formats: set[str]) -> tuple[str, ...]:
     """How a deployment leaves the range that the constants were fitted in: one sentence each, nothing where it does not."""
     said = []

@@ -14,7 +14,16 @@ from roofline.expected.kernels import DEFAULT_BASE, kernels_of, storage
 from roofline.expected.load import Load
 from roofline.expected.operators import LOAD, ROWS, Operator, operators
 from roofline.expected.plain import plain_operators
-from roofline.expected.serving import Busy, Serving, error_of, outside, plain_of, serving_of, step_seconds
+from roofline.expected.serving import (
+    Busy,
+    Serving,
+    error_of,
+    measured_versions,
+    outside,
+    plain_of,
+    serving_of,
+    step_seconds,
+)  # fmt: skip
 from roofline.inference import Deployment
 from roofline.model import Model
 
@@ -139,7 +148,7 @@ class ExpectedSteps:
         if len(stages) > 1:
             said = (*said, f"pipeline stages are outside the calibrated range of {engine}")
         mean = "" if self.error is None else f"; mean error on models it has not seen {100 * self.error:.0f} % per token"
-        self.notes: tuple[str, ...] = (f"step times are calibrated to {engine} servers{mean}", *said)
+        self.notes: tuple[str, ...] = (f"step times are calibrated to {engine} servers{measured_versions(engine)}{mean}", *said)
         self.outside: tuple[str, ...] = tuple(said)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,8 +33,15 @@ def _range(runs: Runs, engine: str) -> dict[str, Any]:
     formats = {fmt for name, weights in zip(part["name"], part["weights"], strict=True) for fmt in _formats(name, weights)}
     return {
         "rows": len(part), "gpus": sorted(set(part["gpu"])), "most_ranks": int((part["tp"] * part["dp"]).max()),
-        "layers": [layers[0], layers[-1]], "formats": sorted(formats),
+        "layers": [layers[0], layers[-1]], "formats": sorted(formats), "versions": _versions(part["backend_version"]),
     }  # fmt: skip
+
+
+def _versions(stated: Any) -> list[str]:
+    """The oldest and the newest version among the rows that state one."""
+    known = {str(version): [int(part) for part in re.findall(r"\d+", str(version))] for version in stated.dropna()}
+    numbered = sorted((name for name, parts in known.items() if parts), key=known.__getitem__)
+    return [numbered[0], numbered[-1]]
 
 
 def _formats(name: str, weights: str) -> set[str]:
