@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from roofline.accelerator import load_accelerator
 from roofline.cli import run
+from roofline.configs.load import load_model
+from roofline.edits.storage import dtype, kv_dtype
 from roofline.errors import InputError
-from roofline.validate.anchors import kernels, throughput
+from roofline.inference import Deployment
+from roofline.validate.anchors import kernels, queue_bound, static_bound, throughput
 from roofline.validate.document import markdown
 from roofline.validate.gate import Finding, compare_errors, compare_predictions, predictions
 from roofline.validate.own import read_rows
@@ -57,10 +61,28 @@ def test_predictions_of_one_model_are_those_of_its_components() -> None:
 
 def test_published_figures_are_below_their_roofs() -> None:
     found = [*kernels(), *throughput()]
-    assert len(found) >= 12
-    assert all(0.3 < record["ratio"] < 1 and record["source"] for record in found)
+    assert len(found) >= 50
+    assert all(record["ratio"] < 1 and record["source"] and record["comment"] for record in found)
+    assert all(record["ratio"] > 0.3 for record in found if record["roof"] != "queue")
+    assert all(record["ratio"] > 0.2 for record in found if record["roof"] == "queue" and "MLPerf" not in record["source"])
     flash_mla = next(record for record in found if "memory-bound" in record["what"])
     assert flash_mla["ratio"] == pytest.approx(3000 / 3350)
+
+
+def test_mlperf_is_held_against_a_bound_without_the_prompts_that_it_does_not_state() -> None:
+    found = [record for record in throughput() if record["source"].startswith("MLPerf")]
+    assert len(found) >= 3
+    assert all(" 1 in, " in record["what"] and "whatever they were" in record["comment"] for record in found)
+
+
+def test_no_static_batch_and_no_split_of_the_gpus_beats_the_bound_of_a_queue() -> None:
+    one = Deployment(kv_dtype("fp8").change(dtype("fp8").change(load_model("llama-3.1-8b"))), load_accelerator("h100-sxm"))
+    bound = queue_bound(one, 1, 1000, 200)
+    assert all(static_bound(one, batch, 1000, 200) < bound for batch in (1, 16, 256))
+    assert queue_bound(one, 2, 1000, 200) == pytest.approx(2 * bound, rel=1e-3)
+    assert queue_bound(one, 1, 500, 200) > bound
+    with pytest.raises(InputError, match="does not fit on 1 h100-sxm"):
+        queue_bound(Deployment(load_model("llama-3.1-405b"), load_accelerator("h100-sxm")), 1, 1000, 200)
 
 
 def test_records_cover_the_gpus_and_the_document_is_made_of_them() -> None:
