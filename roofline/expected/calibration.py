@@ -14,6 +14,7 @@ from typing import Any
 
 from roofline.accelerator import Accelerator, load_accelerator
 from roofline.errors import InputError, suggest
+from roofline.expected.gemm import SUSTAINED
 from roofline.expected.model import Chip
 from roofline.expected.registry import MODELS
 
@@ -73,13 +74,20 @@ def scale_of(accelerator: Accelerator) -> float:
 def transferred(constants: Mapping[str, float], base: Chip, chip: Chip, scale: float = 1.0) -> dict[str, float]:
     """Constants of one device on another: datasheet rates swap by themselves, fixed times are cycles, so the clock swaps.
 
-    ``scale`` is the one number that is fitted: achieved fractions of memory, matrix units and cache are divided by it.
+    What the power limit leaves of the matrix units' rate in a long run goes by the watts that a device has per FLOP/s, up
+    to the whole rate. ``scale`` is the one number that is fitted: achieved fractions of memory, matrix units and cache are
+    divided by it.
     """
-    clocks = base.clock / chip.clock
-    return {
-        name: value * clocks if name.endswith("_us") and name != "host_us" else value / scale if name in RATES else value
-        for name, value in constants.items()
-    }
+    clocks, power = base.clock / chip.clock, chip.watts_per_flops / base.watts_per_flops
+
+    def on_chip(name: str, value: float) -> float:
+        if name == SUSTAINED.name:
+            return min(max(value * power, SUSTAINED.low), SUSTAINED.high)
+        if name.endswith("_us") and name != "host_us":
+            return value * clocks
+        return value / scale if name in RATES else value
+
+    return {name: on_chip(name, value) for name, value in constants.items()}
 
 
 def like(known: Mapping[tuple[str, str], Family], name: str, model: str) -> Family | None:

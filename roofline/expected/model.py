@@ -77,6 +77,11 @@ class Chip:
         """Boost clock [Hz]."""
         return float(self.accelerator.chip["boost_clock"].value)
 
+    @cached_property
+    def watts_per_flops(self) -> float:
+        """Thermal design power over the 16-bit peak [W s/FLOP]."""
+        return float(self.accelerator.chip["tdp"].value) / self.peak("bf16")
+
     def peak(self, unit: str) -> float:
         """Dense rate of the unit that executes work meant for ``unit`` [FLOP/s]."""
         return float(self.accelerator.rate(unit))

@@ -104,6 +104,14 @@ def test_transfer_swaps_clocks_and_divides_rates_by_the_factor() -> None:
     assert found == {"launch_us": pytest.approx(3.0 * 1980 / 1410), "memory": 0.64, "overlap": 2.0, "host_us": 50.0}
 
 
+def test_the_power_limit_transfers_by_watts_per_flops_within_its_bounds() -> None:
+    constants = {"sustained": 0.8}
+    assert transferred(constants, H100, Chip(load_accelerator("h200-sxm"))) == constants
+    assert transferred(constants, H100, Chip(load_accelerator("a100-sxm-80gb"))) == {"sustained": 1.0}
+    b200 = transferred({"sustained": 0.99}, H100, Chip(load_accelerator("b200-sxm")))
+    assert b200 == {"sustained": pytest.approx(0.99 * (1000 / 2250) / (700 / 989), rel=2e-3)}
+
+
 def test_a_renamed_kernel_finds_its_family() -> None:
     known = families("h100-sxm")
     assert like(known, "gemm vllm/vllm_default bf16", "gemm") is known["gemm vllm/linear bf16", "gemm"]
