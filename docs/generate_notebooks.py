@@ -52,8 +52,9 @@ def write(script: Path) -> None:
 
     notebook, target = jupytext.read(script), script.with_suffix(".ipynb")
     NotebookClient(
-        notebook, timeout=LONGEST_RUN, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOKS)}}
-    ).execute()
+        notebook, timeout=LONGEST_RUN, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOKS)}},
+        coalesce_streams=True,
+    ).execute()  # fmt: skip
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
         cell["metadata"] = {}

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "notebooks").glob("*.py"))
-ALLOWED = {"roofline", "fractions", "math", "itertools"}
+ALLOWED = {"roofline", "fractions", "functools", "itertools", "json", "math", "pathlib", "tempfile"}
 LONGEST = 20.0
 """Seconds that a notebook may take."""
 

@@ -56,12 +56,18 @@ def _powers(low: float, high: float, base: int, most: int) -> Iterator[float]:
 
 
 def log_axis(axes: Axes, which: str, base: int, form: Any = None, most: int = MOST_TICKS) -> None:
-    """Makes an axis logarithmic, with ticks at powers of its base inside the limits that are set, written in full."""
+    """Makes an axis logarithmic, with ticks at powers of its base inside the limits that are set, written in full.
+
+    Where a decimal axis shows fewer than two powers there are ticks at 1, 2 and 5 times them, else at the ends.
+    """
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
     getattr(axes, f"set_{which}scale")("log", base=base)
     low, high = getattr(axes, f"get_{which}lim")()
     ticks = list(_powers(low, high, base, most))
+    if len(ticks) < 2 and base == 10:
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+        ticks = [tick for power in powers for part in (1, 2, 5) if low <= (tick := part * 10.0**power) <= high]
     if len(ticks) < 2:
         ticks = sorted({*ticks, low, high})
     axis = getattr(axes, f"{which}axis")
