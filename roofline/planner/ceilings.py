@@ -125,6 +125,14 @@ def _limit(plan: Plan, load: Workload, objective: Objective, name: str) -> Ceili
     return Ceiling(name, None if ended else low * setup.mesh.dp * plan.instances, "closed form, everything together")
 
 
+def _kept(plan: Plan) -> str:
+    """Why whole requests count, though a request grows to its length."""
+    from roofline.serving.policies import RESERVES
+
+    reserves = plan.setup.engine.id in RESERVES
+    return ", each reserved at its admission" if reserves else " at their full length, so that none is interrupted"
+
+
 def ceilings(plan: Plan, load: Workload, objective: Objective) -> list[Ceiling]:
     """Every ceiling of a deployment, the lowest first."""
     setup = plan.setup
@@ -133,7 +141,7 @@ def ceilings(plan: Plan, load: Workload, objective: Objective) -> list[Ceiling]:
     found = [
         Ceiling(
             "KV memory", setup.users(plan.budget, plan.batch, draft) * ranks,
-            f"requests of {load.length:,} tokens that the pools hold",
+            f"requests of {load.length:,} tokens that the pools hold{_kept(plan)}",
         ),
         Ceiling("token budget", plan.budget // verified * ranks, "sequences that can decode in one step"),
     ]  # fmt: skip

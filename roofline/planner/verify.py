@@ -48,7 +48,7 @@ class Verdict:
 
 
 def _replica(plan: Plan, *, prefill_only: bool = False, seed: int = 0) -> Replica:
-    from roofline.serving.policies import Policy
+    from roofline.serving.policies import RESERVES, Policy
     from roofline.serving.pool import Counted
     from roofline.serving.replica import Replica, Speculation
 
@@ -60,9 +60,8 @@ def _replica(plan: Plan, *, prefill_only: bool = False, seed: int = 0) -> Replic
     policy = Policy(
         scheduler(setup.engine), plan.batch, max(plan.budget, plan.batch * (1 + (plan.drafting.gamma if plan.drafting else 0)))
     )
-    return Replica(
-        setup.times, policy, Counted(blocks, page), speculation=speculation, seed=seed, prefill_only=prefill_only
-    )  # fmt: skip
+    pool = Counted(blocks, page, RESERVES.get(setup.engine.id, "paged"))
+    return Replica(setup.times, policy, pool, speculation=speculation, seed=seed, prefill_only=prefill_only)
 
 
 def simulate(plan: Plan, load: Workload, objective: Objective, *, counted: int = COUNTED, seed: int = 0) -> Verdict:

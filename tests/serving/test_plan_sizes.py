@@ -132,6 +132,23 @@ def test_users_that_a_cache_holds_are_bytes_over_bytes():
     assert ONE.users(2048, 64, draft) == int(left // (found.request_bytes + draft.state_bytes(ONE.longest)))
 
 
+@pytest.mark.parametrize("engine", ["trtllm", "vllm"])
+def test_the_simulator_gives_out_the_cache_as_the_engine_does(engine):
+    """TensorRT-LLM admits a request with room for all its tokens (GUARANTEED_NO_EVICT): it interrupts none, and runs fewer."""
+    load = Workload(4000, 4000, concurrency=90)
+    found = replace(setup(engine=engine), longest=load.length)
+    held = found.users(8192, 64)
+    assert 30 < held < 80
+    sized = size(found.times, 90, 8192, load)
+    assert sized is not None
+    verdict = simulate(Plan(found, 8192, 90, 1, sized), load, Objective(), counted=200)
+    blocks, page = found.blocks(8192, 90)
+    assert blocks is not None
+    assert blocks // -(-load.length // page) in (held, held + 1), "the ceiling counts what the simulator reserves"
+    assert (verdict.preempted == 0) == (engine == "trtllm")
+    assert (verdict.batch <= held + 1) == (engine == "trtllm")
+
+
 def test_ceilings_are_named_and_the_lowest_binds():
     load, objective = Workload(1000, 200, concurrency=32), Objective(1.0, 0.02)
     sized = size(ONE.times, 32, 2048, load)
