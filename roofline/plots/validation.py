@@ -21,7 +21,10 @@ MOST_PANELS, ACROSS = 16, 4
 POINTS = 600
 """The most points drawn of one series, evenly spaced over the order they come in."""
 PANEL_TICKS = 4
-MICRO = 1e-6
+FEW = 25
+"""Up to so many points are drawn large."""
+UNITS = ((10.0, 1.0, "s"), (0.1, 1e-3, "ms"), (0.0, 1e-6, "us"))
+"""Longest time of a panel from which on a unit serves, that unit in seconds, its name."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +111,9 @@ def _panel(axes: Axes, name: str, pairs: Sequence[tuple[Any, Any]], text: str) -
     """One class: bands, diagonal, points."""
     import numpy
 
-    ends = [
-        value / MICRO for measured, predicted in pairs for both in (measured, predicted) for value in (both.min(), both.max())
-    ]
-    low, high = min(ends) / 1.6, max(ends) * 1.6
+    ends = [value for measured, predicted in pairs for both in (measured, predicted) for value in (both.min(), both.max())]
+    scale, unit = next((scale, unit) for least, scale, unit in UNITS if max(ends) >= least)
+    low, high = min(ends) / scale / 1.6, max(ends) / scale * 1.6
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     log_axis(axes, "x", 10, most=PANEL_TICKS)
@@ -122,9 +124,9 @@ def _panel(axes: Axes, name: str, pairs: Sequence[tuple[Any, Any]], text: str) -
     axes.plot(line, line, color=INK, linewidth=1.0, zorder=2)
     for number, (measured, predicted) in enumerate(pairs):
         chosen = numpy.unique(numpy.linspace(0, len(measured) - 1, min(POINTS, len(measured))).round().astype(int))
-        axes.plot(measured[chosen] / MICRO, predicted[chosen] / MICRO, linestyle="none", marker=MARKERS[number % len(MARKERS)],
-                  color=COLOURS[number % len(COLOURS)], markersize=2.6, markeredgewidth=0, alpha=0.65, zorder=3,
-                  rasterized=True)  # fmt: skip
-    axes.set_xlabel("Measured [us]")
-    axes.set_ylabel("Predicted [us]")
+        marker: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markersize": 2.6 if len(measured) > FEW else 5.0}
+        axes.plot(measured[chosen] / scale, predicted[chosen] / scale, linestyle="none", color=COLOURS[number % len(COLOURS)],
+                  markeredgewidth=0, alpha=0.65, zorder=3, rasterized=True, **marker)  # fmt: skip
+    axes.set_xlabel(f"Measured [{unit}]")
+    axes.set_ylabel(f"Predicted [{unit}]")
     axes.set_title(f"{name}\n{text}", loc="left", color=GREY, fontsize=7.5)
