@@ -6,7 +6,7 @@ a pure function, so a worker that is lost costs no more than what it was at: the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,13 +22,14 @@ RETRIES = 3
 
 
 def spread(
-    function: Callable[[Item], Answer], items: Sequence[Item], *, jobs: int = 1, cluster: str | None = None
-) -> list[Answer]:
+    function: Callable[[Item], Answer], items: Sequence[Item], *, jobs: int = 1, cluster: str | None = None,
+    step: Callable[[], None] = lambda: None,
+) -> list[Answer]:  # fmt: skip
     """``[function(item) for item in items]``, elsewhere.
 
     Args:
         function: pure, and importable by name. jobs: processes, -1 for one per core. cluster: the address of a
-            dask.distributed scheduler, as in tcp://10.0.0.1:8786; ``jobs`` is then 1.
+            dask.distributed scheduler, as in tcp://10.0.0.1:8786; ``jobs`` is then 1. step: called when an item is done.
 
     Raises InputError: jobs out of range, or a cluster that does not answer; and whatever ``function`` raises.
     """
@@ -37,12 +38,19 @@ def spread(
     if cluster is not None:
         if jobs != 1:
             raise InputError("jobs: a cluster has workers of its own; give --jobs or --cluster")
-        return _over_cluster(function, items, cluster)
+        return _over_cluster(function, items, cluster, step)
     if jobs == 1 or len(items) < 2:
-        return [function(item) for item in items]
+        return list(_stepped(map(function, items), step))
     import joblib
 
-    return _answers(joblib.Parallel(n_jobs=jobs)(joblib.delayed(_Tried(function))(item) for item in items))
+    parallel = joblib.Parallel(n_jobs=jobs, return_as="generator")
+    return _answers(_stepped(parallel(joblib.delayed(_Tried(function))(item) for item in items), step))
+
+
+def _stepped(answers: Iterable[Answer], step: Callable[[], None]) -> Iterator[Answer]:
+    for answer in answers:
+        step()
+        yield answer
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,9 @@ def _answers(found: Iterable[Any]) -> list[Any]:
     return answers
 
 
-def _over_cluster(function: Callable[[Item], Answer], items: Sequence[Item], address: str) -> list[Answer]:
+def _over_cluster(
+    function: Callable[[Item], Answer], items: Sequence[Item], address: str, step: Callable[[], None]
+) -> list[Answer]:
     import logging
 
     from distributed import Client
@@ -82,4 +92,4 @@ def _over_cluster(function: Callable[[Item], Answer], items: Sequence[Item], add
         if not client.scheduler_info()["workers"]:
             raise InputError(f"cluster: the scheduler at {address!r} has no workers; start some with: dask worker {address}")
         futures: Any = client.map(_Tried(function), list(items), pure=False, retries=RETRIES)
-        return _answers(client.gather(futures))
+        return _answers(_stepped((future.result() for future in futures), step))

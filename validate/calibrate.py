@@ -7,12 +7,12 @@ digits before their error is taken. The date changes only when a constant does.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roofline.accelerator import HARDWARE, load_accelerator
+from roofline.accelerator import HARDWARE, forget, load_accelerator
 from roofline.errors import InputError
 from roofline.expected.calibration import families, like, transferred
 from roofline.expected.model import Chip, Model
@@ -23,6 +23,8 @@ from roofline.validate.silicon.frame import Frame
 from roofline.validate.silicon.source import PACKAGE, package_version
 from roofline.validate.silicon.suite import bound, chip_of, frames
 
+Group = tuple[tuple[str, str], list[Frame]]
+"""((family, model), its frames)."""
 SPLIT = "held out iff sha256(key) is even"
 LEAST = 8
 """Training rows without which a family is not fitted."""
@@ -76,10 +78,12 @@ def calibrate_family(name: str, many: Sequence[Frame], chip: Chip) -> Fitted | N
     return Fitted(name, many[0].model, constants, rows, sum(map(len, rest)), error_of(rest, chip, constants)["mape"])
 
 
-def calibrate(gpu: str, classes: Iterable[str] | None = None) -> list[Fitted]:
-    """Constants of every family of an accelerator."""
+def calibrate(
+    gpu: str, classes: Iterable[str] | None = None, watch: Callable[[list[Group]], Iterable[Group]] = iter
+) -> list[Fitted]:
+    """Constants of every family of an accelerator; ``watch`` sees the families go by."""
     chip = chip_of(gpu)
-    found = [calibrate_family(name, many, chip) for (name, _), many in sorted(cleaned(frames(gpu, classes)).items())]
+    found = [calibrate_family(name, many, chip) for (name, _), many in watch(sorted(cleaned(frames(gpu, classes)).items()))]
     return [entry for entry in found if entry is not None]
 
 
@@ -114,15 +118,15 @@ def number(value: float) -> str:
 def section(found: Sequence[Fitted], date: str) -> str:
     """The ``[calibration]`` part of a hardware file."""
     lines = ["[calibration]", f'package = "{PACKAGE} {package_version()}"', f'date = "{date}"', f'split = "{SPLIT}"']
-    last = ""
+    by_class: dict[str, dict[str, list[str]]] = {}
     for entry in sorted(found, key=lambda entry: (entry.family.split(" ")[0], entry.model.name, entry.family)):
         cls, _, name = entry.family.partition(" ")
-        heading = f"[calibration.{cls}.{entry.model.name}]"
-        if heading != last:
-            lines += ["", heading]
-            last = heading
         values = " ".join(number(value) for value in entry.constants.values())
-        lines.append(f'"{name}"="{entry.fitted} {number(entry.mape)} {values}"')
+        line = f"{name}={entry.fitted} {number(float(f'{entry.mape:.2g}'))} {values}"
+        by_class.setdefault(cls, {}).setdefault(entry.model.name, []).append(line)
+    for cls, of_model in by_class.items():
+        lines += ["", f"[calibration.{cls}]"]
+        lines += [f'{model}="""\n{joined}"""' for model, joined in ((m, "\n".join(each)) for m, each in of_model.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -147,6 +151,6 @@ def write(gpu: str, text_for: Any, folder: Path = HARDWARE) -> bool:
         if dates and f"[calibration]\n{old}" == text_for(dates[0]):
             return False
     path.write_text(f"{head}\n{text_for(datetime.date.today().isoformat())}", encoding="utf-8")
-    load_accelerator.cache_clear()
+    forget()
     families.cache_clear()
     return True

@@ -42,7 +42,7 @@ roofline: what will model M do on hardware H, why, and can I believe it?
   roofline what-if llama-2-13b --gpu h100-sxm --batch 64 --kv-heads 8 --kv-dtype fp8
   roofline formula attention
 
-roofline --help lists the commands; roofline models and roofline gpus what they know."""
+roofline --help lists the commands, roofline models and roofline gpus what they know, roofline doctor what works here."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 

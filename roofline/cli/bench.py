@@ -60,7 +60,7 @@ def bench(
 
     names = [check(name.strip()) for name in kernel.split(",")] if kernel else list(KERNELS)
     try:
-        record = run(names, lambda line: print(line, file=sys.stderr, flush=True))
+        record = run(names, lambda line: None if out.quiet else print(line, file=sys.stderr, flush=True))
     except NoGPU as error:
         print(f"error: {error}", file=sys.stderr)
         return MISSING

@@ -11,6 +11,7 @@ import typer
 
 from roofline.cli import sweeps
 from roofline.cli.bundles import Bundle
+from roofline.cli.options import complete_engines
 from roofline.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,7 +66,12 @@ ENGINE_OPTIONS = Bundle(
         "engine": (
             Annotated[
                 str | None,
-                typer.Option("--engine", metavar="NAME", help="What vllm, sglang, trtllm or llamacpp allocates, term by term."),
+                typer.Option(
+                    "--engine",
+                    metavar="NAME",
+                    help="What vllm, sglang, trtllm or llamacpp allocates, term by term.",
+                    autocompletion=complete_engines,
+                ),
             ],
             None,
         ),

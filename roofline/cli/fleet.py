@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from roofline.cli.bundles import bundled
-from roofline.cli.options import Model, complete_gpus
+from roofline.cli.options import Model, complete_engines, complete_gpus
 from roofline.cli.output import OUTPUT, Cells, Output
 from roofline.errors import InputError
 
@@ -82,7 +82,9 @@ def fleet(
         list[str] | None,
         typer.Option("--gpus", "--gpu", "-g", metavar="NAMES", help="GPUs to choose from.", autocompletion=complete_gpus),
     ] = None,
-    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="What serves.")] = "vllm",
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="NAME", help="What serves.", autocompletion=complete_engines)
+    ] = "vllm",
     sequence: Annotated[str, typer.Option("--sequence", metavar="N", help="Tokens of a training sequence.")] = str(SEQUENCE),
     price: Annotated[
         list[str] | None, typer.Option("--price", metavar="USD", help="USD per GPU and hour: 2.5, or h100-sxm=2.5.")

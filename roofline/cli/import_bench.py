@@ -11,7 +11,7 @@ import typer
 from roofline.cli.bundles import bundled
 from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
 from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
-from roofline.cli.options import Gpu, accelerators, complete_models
+from roofline.cli.options import Gpu, accelerators, complete_engines, complete_models
 from roofline.cli.output import OUTPUT, Cells, Output
 from roofline.errors import InputError
 
@@ -150,7 +150,13 @@ def import_bench(
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", metavar="NAME", help="vllm, sglang, trtllm or llamacpp.  [default: the tool's]")
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="NAME",
+            help="vllm, sglang, trtllm or llamacpp.  [default: the tool's]",
+            autocompletion=complete_engines,
+        ),
     ] = None,
     budget: Annotated[
         str | None,

@@ -33,7 +33,7 @@ def _stems(folder: str) -> Callable[[str], list[str]]:
     return complete
 
 
-complete_models, complete_gpus = _stems("catalog"), _stems("hardware")
+complete_models, complete_gpus, complete_engines = _stems("catalog"), _stems("hardware"), _stems("engines")
 
 Model = Annotated[
     str,

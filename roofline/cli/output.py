@@ -10,10 +10,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -26,6 +27,7 @@ COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1"}
 WIDEST_CELL = 80
 """Characters after which a cell of a table goes on in the next line."""
 
+Item = TypeVar("Item")
 Record = dict[str, Any]
 Cells = tuple[Sequence[str], Sequence[Sequence[Any]]]
 
@@ -69,6 +71,19 @@ class Output:
         """Text in the named colours where the terminal wants them."""
         codes = ";".join(COLOURS[style] for style in styles)
         return f"\x1b[{codes}m{text}\x1b[0m" if self.colour and self.format == "table" else text
+
+    def bar(self, what: str, total: int | None = None) -> AbstractContextManager[Callable[[], None]]:
+        """A bar on stderr while a block of long work runs; it gives what to call after each of ``total`` pieces."""
+        from roofline.cli.progress import bar
+
+        return bar(what, total, quiet=self.quiet, colour=self.colour)
+
+    def watch(self, items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
+        """The items one by one, behind a bar. ``total``: how many there are, where ``items`` cannot say."""
+        with self.bar(what, len(items) if isinstance(items, Sequence) else total) as step:
+            for item in items:
+                yield item
+                step()
 
     def write(self, text: str) -> None:
         """Text and a line end to stdout."""

@@ -91,7 +91,8 @@ def number(text: str, field: str) -> float:
         raise InputError(f"{field}: {text!r} is not a number; write one such as 150") from None
 
 
-def _picture(out: str | None, dpi: str, size: str | None, title: str, quiet: bool) -> Picture:
+def _picture(out: str | None, dpi: str, size: str | None, title: str, quiet: bool, no_color: bool) -> Picture:
+    """Where the figure goes; what is said about it has no colours, with ``no_color`` or without."""
     from roofline.plots.style import file_format
 
     if not out:
@@ -119,6 +120,7 @@ PICTURE = Bundle(
         ),
         "title": (Annotated[str, typer.Option("--title", metavar="TEXT", help="Instead of the figure's own title.")], ""),
         "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Write the file and say nothing.")], False),
+        "no_color": (Annotated[bool, typer.Option("--no-color", help="No colours in messages; figures keep theirs.")], False),
     },
     _picture,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roofline.cli.bundles import bundled
-from roofline.cli.options import Model, complete_gpus, complete_models
+from roofline.cli.options import Model, complete_engines, complete_gpus, complete_models
 from roofline.cli.output import OUTPUT, Output
 from roofline.errors import InputError
 
@@ -102,7 +102,10 @@ def plan(
             autocompletion=complete_gpus,
         ),
     ] = None,
-    engine: Annotated[str | None, typer.Option("--engine", metavar="NAME", help="What serves.  [default: vllm]")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="NAME", help="What serves.  [default: vllm]", autocompletion=complete_engines),
+    ] = None,
     engine_version: Annotated[
         str | None, typer.Option("--engine-version", metavar="X.Y", help="Its version.  [default: the newest known]")
     ] = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from roofline.cli.output import Cells, Output
@@ -18,7 +17,7 @@ from roofline.planner.search import Found, Plan, Point, frontier, search
 from roofline.planner.sensitivity import Flip, label, sensitivity
 from roofline.planner.setups import Setup, comparable, setups, stored_formats, variants
 from roofline.planner.sizing import Drafting
-from roofline.planner.verify import COUNTED, simulate, verdict_record
+from roofline.planner.verify import COUNTED, Verdict, simulate, verdict_record
 from roofline.planner.workload import Objective, Workload
 
 LENGTHS = "every request has the same lengths; arrivals are random (Poisson), requests to equal instances are too"
@@ -116,8 +115,8 @@ def _setups(question: Question, model: Any, engine: Any) -> tuple[list[Setup], l
     return kept, [*notes, *lost]
 
 
-def solve(question: Question) -> Answer:
-    """The search and its confirmation. Raises InputError where no GPU holds the model at all."""
+def solve(question: Question, out: Output) -> Answer:
+    """The search and its confirmation, behind bars. Raises InputError where no GPU holds the model at all."""
     from roofline.configs.load import load_model, normalise, read_catalog
     from roofline.engines.profile import load_engine
 
@@ -134,15 +133,20 @@ def solve(question: Question) -> Answer:
     if not candidates:
         raise InputError(f"gpus: {'; '.join(notes) or 'none given'}")
     drafts = _drafts(question, model, engine)
-    found = search(candidates, question.load, question.objective, rents, question.most, drafts)
+    sized = out.watch(candidates, "sizing")
+    found = search(sized, question.load, question.objective, rents, question.most, drafts)
     if question.disaggregation and engine.id != "llamacpp" and not question.draft:
         apart, tried = disaggregated(candidates, question.load, question.objective, rents, question.most)
         found.plans += apart
         found.tried += tried
-    chosen = choose(
-        found.plans, question.load, question.objective, question.shown, question.most,
-        partial(simulate, counted=question.requests or COUNTED),
-    )  # fmt: skip
+    with out.bar("simulating") as step:
+
+        def confirm(plan: Plan, load: Workload, objective: Objective) -> Verdict:
+            verdict = simulate(plan, load, objective, counted=question.requests or COUNTED)
+            step()
+            return verdict
+
+        chosen = choose(found.plans, question.load, question.objective, question.shown, question.most, confirm)
     try:
         name = str(read_catalog(normalise(question.model)).get("full_name") or question.model)
     except KeyError:
@@ -373,7 +377,7 @@ def _explanation(answer: Answer, details: Details, out: Output) -> None:
 
 def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
     """Prints the answer; 1 where nothing meets the objective."""
-    solved = solve(question)
+    solved = solve(question, out)
     confirmed = solved.chosen.confirmed
     launch: list[Launch] = []
     if confirmed:

@@ -11,7 +11,7 @@ import typer
 from roofline.cli.bundles import bundled
 from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
 from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
-from roofline.cli.options import Fraction, Gpu, Model, accelerators
+from roofline.cli.options import Fraction, Gpu, Model, accelerators, complete_engines, complete_models
 from roofline.cli.output import OUTPUT, Cells, Output
 from roofline.cli.traffic_options import TRAFFIC_OPTIONS, Load, Traffic, number, seconds, whole
 from roofline.errors import InputError
@@ -263,7 +263,13 @@ def simulate(
     model: Model,
     gpu: Gpu = None,
     engine: Annotated[
-        Text, typer.Option("--engine", metavar="NAME", help="vllm, sglang, trtllm or llamacpp: cache and defaults.")
+        Text,
+        typer.Option(
+            "--engine",
+            metavar="NAME",
+            help="vllm, sglang, trtllm or llamacpp: cache and defaults.",
+            autocompletion=complete_engines,
+        ),
     ] = None,
     engine_version: Annotated[Text, typer.Option("--engine-version", metavar="X.Y", help="[default: the newest known]")] = None,
     scheduler: Annotated[
@@ -293,7 +299,13 @@ def simulate(
         Text, typer.Option("--draft-cost", metavar="C", help="A draft step's time over a decode step's.")
     ] = None,
     draft: Annotated[
-        Text, typer.Option("--draft", metavar="MODEL", help="The draft model, mtp or eagle; or --draft-cost.")
+        Text,
+        typer.Option(
+            "--draft",
+            metavar="MODEL",
+            help="The draft model, mtp or eagle; or --draft-cost.",
+            autocompletion=complete_models,
+        ),
     ] = None,
     replicas: Annotated[Text, typer.Option("--replicas", metavar="N", help="Copies of the deployment side by side.")] = None,
     disaggregate: Annotated[
@@ -381,9 +393,11 @@ def simulate(
             raise InputError(
                 f"{'perfetto' if perfetto else 'timeline'}: it shows one simulation, and {len(work):,} were asked for"
             )
-        records = [_written(work[0], perfetto, timeline)]
+        with out.bar("simulating", 1):
+            records = [_written(work[0], perfetto, timeline)]
     else:
-        records = spread(run, work, jobs=_jobs(jobs), cluster=cluster)
+        with out.bar("simulating", len(work)) as step:
+            records = spread(run, work, jobs=_jobs(jobs), cluster=cluster, step=step)
     out.note(*_verdicts(records, loads, out), "")
     out.records(records, lambda: _cells(records, loads))
     out.note("", *(f"assumes: {line}" for line in dict.fromkeys(line for r in records for line in r["assumes"])))

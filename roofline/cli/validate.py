@@ -12,7 +12,7 @@ from roofline.cli.output import OUTPUT, Output
 from roofline.errors import InputError, suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 WHAT = {
@@ -60,7 +60,8 @@ def _silicon(gpu: str, classes: list[str] | None, out: Output, plots: str | None
     from roofline.validate.record import harder
     from roofline.validate.report import score_silicon
 
-    scores = score_silicon(gpu, classes)
+    with out.bar(f"scoring {gpu}"):
+        scores = list(score_silicon(gpu, classes))
     _show_scores([*scores, *harder(load_accelerator(gpu).id, classes)], out)
     whole = [score for score in scores if score.band is None]
     judged = [score for score in scores if score.met is not None]
@@ -148,7 +149,8 @@ def _kernels(names: str, out: Output) -> int:
     from roofline.validate.kernels import evidence, summary
 
     chosen = [check(name.strip()) for name in names.split(",")] if names else list(KERNELS)
-    records = evidence(chosen)
+    with out.bar("proving kernels"):
+        records = evidence(chosen)
 
     def cells() -> tuple[list[str], list[list[Any]]]:
         headers = [
@@ -176,7 +178,7 @@ def _calibrate(gpu: str, base: str | None, scale: bool, splits: bool, folder: Pa
         changed = write(name, lambda date: borrowed(name, load_accelerator(base).id, factor, date), target)
         out.note(f"{name}: constants of {base}" + (f", rates divided by {factor}" if factor else ""))
     else:
-        found = calibrate(name)
+        found = calibrate(name, watch=lambda families: out.watch(families, f"fitting {name}"))
         changed = write(name, lambda date: section(found, date), target)
         out.records(
             ({"family": f.family, "model": f.model.name, "rows": f.fitted, "held_out": f.held_out, "mape": f.mape, **f.constants}
@@ -186,7 +188,8 @@ def _calibrate(gpu: str, base: str | None, scale: bool, splits: bool, folder: Pa
         )  # fmt: skip
     out.note("", f"{target.name}/{name}.toml {'written' if changed else 'is as it was'}")
     if splits or base is not None or folder is None:
-        _record(name, splits)
+        with out.bar(f"scoring {name}") as step:
+            _record(name, splits, step)
     return OK
 
 
@@ -196,7 +199,8 @@ def _calibrate_serving(folder: Path | None, out: Output) -> int:
     from roofline.validate.serving.write import calibrate
 
     target = DATA if folder is None else folder / DATA.name
-    found, changed = calibrate(target)
+    with out.bar("fitting servers"):
+        found, changed = calibrate(target)
     rows = [{"engine": engine, **own} for engine, own in found.engines.items()] + [{"engine": "shared", **found.shared}]
     out.records(rows, lambda: (
         ["engine", "constant", "value"],
@@ -208,7 +212,7 @@ def _calibrate_serving(folder: Path | None, out: Output) -> int:
     return OK
 
 
-def _record(gpu: str, splits: bool) -> None:
+def _record(gpu: str, splits: bool, step: Callable[[], None]) -> None:
     """Writes the committed record of an accelerator; the harder splits are refitted, or kept as they were."""
     from roofline.validate.record import RECORDS, merge
     from roofline.validate.report import score_silicon
@@ -217,7 +221,9 @@ def _record(gpu: str, splits: bool) -> None:
     if splits:
         from roofline.validate.splits import refits
 
-        fresh += refits(gpu)
+        for score in refits(gpu):
+            fresh.append(score)
+            step()
     merge(RECORDS / f"{gpu}.csv", fresh)
 
 
@@ -225,7 +231,7 @@ def _gate(update: bool, out: Output) -> int:
     from roofline.validate.gate import compare_errors, compare_predictions, predictions, read_digest, write_digest
     from roofline.validate.record import read, recorded_gpus
 
-    head = list(predictions())
+    head = list(out.watch(predictions(), "predicting", len(read_digest()) or None))
     if update:
         write_digest(head)
         out.note(f"digest of {len(head)} predictions written")
@@ -236,7 +242,7 @@ def _gate(update: bool, out: Output) -> int:
         from roofline.validate.silicon.source import root
 
         root()
-        for gpu in recorded_gpus():
+        for gpu in out.watch(recorded_gpus(), "comparing"):
             findings += compare_errors(score_silicon(gpu), read(gpu))
     except ModuleNotFoundError as error:
         out.note(f"silicon errors are not compared: {error.name} is not installed (pip install 'roofline-llm[silicon]')")
@@ -290,7 +296,12 @@ def _classes(names: Iterable[str]) -> list[str] | None:
 
 @bundled(out=OUTPUT)
 def validate(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="; ".join(f"{name}: {text}" for name, text in WHAT.items()))],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT", help="; ".join(f"{name}: {text}" for name, text in WHAT.items()), autocompletion=lambda: list(WHAT)
+        ),
+    ],
     gpu: Annotated[
         str, typer.Option(help="The accelerator whose measurements are meant.", autocompletion=complete_gpus)
     ] = "h100-sxm",
@@ -302,7 +313,10 @@ def validate(
         typer.Option(help="own: CSV or JSON with class, latency_us, dtype; gemm m,n,k; attention_decode and attention_prefill "
                           "batch,new,history,heads,kv_heads,head_dim,window."),
     ] = None,
-    base: Annotated[str | None, typer.Option(help="calibrate: take the constants of this accelerator instead.")] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help="calibrate: take the constants of this accelerator instead.", autocompletion=complete_gpus),
+    ] = None,
     scale: Annotated[bool, typer.Option("--scale", help="calibrate: with --base, fit one factor on achieved rates.")] = False,
     splits: Annotated[bool, typer.Option("--splits", help="calibrate: refit and score the harder splits, too.")] = False,
     serving: Annotated[bool, typer.Option("--serving", help="calibrate: fit the constants of servers instead.")] = False,

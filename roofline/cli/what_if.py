@@ -21,6 +21,7 @@ from roofline.cli.options import (
     Model,
     Source,
     accelerators,
+    complete_engines,
 )
 from roofline.cli.output import OUTPUT, Cells, Output
 from roofline.errors import InputError
@@ -198,7 +199,12 @@ def what_if(
     ] = False,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", metavar="NAME", help="Shows what a decode step takes under vllm, trtllm, sglang or llamacpp."),
+        typer.Option(
+            "--engine",
+            metavar="NAME",
+            help="Shows what a decode step takes under vllm, trtllm, sglang or llamacpp.",
+            autocompletion=complete_engines,
+        ),
     ] = None,
     check: Check = False,
     *,
