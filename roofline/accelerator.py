@@ -221,20 +221,30 @@ def _aliases() -> dict[str, str]:
     return {alias: name for name in accelerator_ids() for alias in load_accelerator(name).aliases}
 
 
-@cache
-def load_accelerator(name: str) -> Accelerator:
+def load_accelerator(name: str | Path) -> Accelerator:
     """The accelerator of an id ("h100-sxm"), a short alias ("h100"), or the path of a TOML file of one's own.
 
-    Raises InputError: the name is unknown (the nearest known ones are suggested) or the file is bad.
+    A file is read anew each time. Raises InputError: the name is unknown (the nearest known ones are suggested) or the file is
+    bad.
     """
+    if isinstance(name, Path) or (isinstance(name, str) and name.endswith(".toml")):
+        return read_accelerator(Path(name))
     if not isinstance(name, str):
         raise InputError(f"gpu: {name!r:.60} is not a name; give one such as 'h100-sxm', or the path of a TOML file")
-    if name.endswith(".toml"):
-        return read_accelerator(Path(name))
+    return _load_named(name)
+
+
+@cache
+def _load_named(name: str) -> Accelerator:
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     path = HARDWARE / f"{key}.toml"
     if "/" not in key and path.is_file():
         return read_accelerator(path)
     if key in _aliases():
-        return load_accelerator(_aliases()[key])
+        return _load_named(_aliases()[key])
     raise InputError(f"gpu: unknown accelerator {name!r}.{suggest(key, [*accelerator_ids(), *_aliases()])} (roofline gpus)")
+
+
+def forget() -> None:
+    """Reads the package's files anew from now on: for those who write them."""
+    _load_named.cache_clear()

@@ -139,3 +139,12 @@ def test_bad_files_are_refused_with_the_field(tmp_path, old, new, complaint):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         load_accelerator(str(tmp_path / "none.toml"))
+
+
+def test_a_file_of_ones_own_is_read_anew(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD)
+    before = load_accelerator(path)
+    path.write_text(GOOD.replace("1.008", "2"))
+    assert (before.bandwidth.value, load_accelerator(path).bandwidth.value) == (1008 * 10**9, 2 * 10**12)
+    assert load_accelerator(str(path)) == load_accelerator(path)
