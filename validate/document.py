@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from roofline.accelerator import load_accelerator
+from roofline.expected.calibration import families
 from roofline.expected.registry import MODELS
 from roofline.validate.anchors import kernels, throughput
 from roofline.validate.record import read, recorded_gpus
-from roofline.validate.scores import BANDS
+from roofline.validate.scores import BANDS, extrapolations
 from roofline.validate.serving.record import markdown as serving
 from roofline.validate.silicon.bad import LIST
 
@@ -39,6 +40,8 @@ take together, not an error of the bound. MLPerf states how many tokens a sample
 be, not how long prompts are: the bound counts one token of each, which leaves their work out and makes these ratios the
 lowest that they can be."""
 
+POOR = 0.25
+"""Mean error over all rows of a device from which its borrowed constants are called poor."""
 LIMITS = """\
 ## Limits
 
@@ -96,6 +99,7 @@ def _gpu(gpu: str) -> Iterator[str]:
         scale = accelerator.calibration.get("scale")
         factor = f"; achieved rates divided by one fitted factor, {float(scale):.3g}" if scale else ""
         yield f"Constants of {base} with the datasheet swapped (clocks included){factor}. No row was fitted otherwise."
+        yield from _borrowed(own)
     else:
         yield f"Held-out half of {accelerator.calibration.get('package', '?')}, calibrated {accelerator.calibration.get('date')}."
     yield ""
@@ -120,6 +124,42 @@ def _gpu(gpu: str) -> Iterator[str]:
         yield from _table(("class", "kernel", "dtype", "split", "rows", "ratio", "error", "note"), cells)
         yield "</details>"
         yield ""
+        yield from _extrapolated(gpu, whole)
+
+
+def _extrapolated(gpu: str, rows: Iterable[dict[str, str]]) -> Iterator[str]:
+    """Judged families of the ``larger`` split, met or missed; how the others fare in one line."""
+    by_name: dict[str, float] = {family.name: family.mape for family in families(gpu).values()}
+    found = list(extrapolations(rows, by_name))
+    judged = [one for one in found if one.limit is not None]
+    others = [one for one in found if one.limit is None]
+    within = sum(one.extrapolated <= 2 * one.interpolated for one in others)
+    yield "Constants of the smaller half of the rows on the larger half: error in percent, limit twice that of the random split."
+    yield ""
+    cells = (
+        [one.family, f"{100 * one.interpolated:.2g}", f"{100 * one.extrapolated:.1f}", f"{100 * (one.limit or 0):.2g}",
+         "met" if one.met else "missed"]
+        for one in judged
+    )  # fmt: skip
+    yield from _table(("family", "random split", "larger half", "limit", ""), cells)
+    yield f"Of {len(others)} further families {within} are within twice; each is listed under harder splits."
+    yield ""
+
+
+def _borrowed(rows: Sequence[dict[str, str]]) -> Iterator[str]:
+    """What another device's constants are worth on this one, over all rows; a warning where that is little."""
+    n = sum(int(row["n"]) for row in rows)
+    error, plain = (sum(int(row["n"]) * float(row[name]) for row in rows) / n for name in ("mape", "plain"))
+    worse = [row for row in rows if float(row["mape"]) > float(row["plain"])]
+    yield f"Over all rows the error is {100 * error:.1f} % (the bound alone: {100 * plain:.1f} %)."
+    if error > POOR:
+        many = sum(int(row["n"]) for row in worse)
+        yield (
+            f"**The transfer is poor**: other kernels run here than those that the constants were fitted to. Take an expected "
+            f"time as good to {100 * error:.0f} % on average; {100 * many / n:.0f} % of the rows lie in families whose bound "
+            "alone errs less."
+        )
+    yield ""
 
 
 def _bands(rows: list[dict[str, str]], judged: list[dict[str, str]]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cache
@@ -69,6 +69,37 @@ class Score:
 def targets() -> tuple[dict[str, Any], ...]:
     """The entries of targets.toml."""
     return tuple(tomllib.loads(TARGETS.read_text(encoding="utf-8"))["target"])
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """The error of one family on the larger half of its rows, by constants of the smaller half, beside its random split's.
+
+    ``limit`` is what it may be; None for a family that is only reported.
+    """
+
+    family: str
+    interpolated: float
+    extrapolated: float
+    limit: float | None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the limit holds, None where there is none."""
+        return None if self.limit is None else self.extrapolated <= self.limit
+
+
+def extrapolations(records: Iterable[Mapping[str, str]], interpolated: Mapping[str, float]) -> Iterator[Extrapolation]:
+    """Each family's ``larger`` split among the records beside its error on a random half, by the family's name."""
+    rules = tomllib.loads(TARGETS.read_text(encoding="utf-8"))["extrapolation"]
+    for row in records:
+        name = row["kernel"] if row["kernel"] == row["dtype"] else f"{row['kernel']} {row['dtype']}"
+        family = f"{row['class']} {name}"
+        if row["split"] != "larger" or family not in interpolated:
+            continue
+        factor = next((r["factor"] for r in rules if r["class"] == row["class"] and fnmatch(name, r["family"])), None)
+        error = interpolated[family]
+        yield Extrapolation(family, error, float(row["mape"]), None if factor is None else factor * error)
 
 
 def with_target(score: Score) -> Score:

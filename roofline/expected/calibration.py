@@ -1,8 +1,8 @@
 """Fitted constants of an accelerator, as its hardware file carries them, and what they predict.
 
 ``[calibration]`` names package, date and split, and for a device without constants of its own whose it takes (``base``)
-and one factor on achieved rates (``scale``); ``[calibration.<class>.<model>]`` one line per family of kernels:
-rows fitted, error on held-out rows, and the constants in the order of that model in ``roofline.expected.registry``.
+and one factor on achieved rates (``scale``); ``[calibration.<class>]`` for each time model one line per family of kernels:
+``name=rows fitted, error on held-out rows, constants`` in the order of that model in ``roofline.expected.registry``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def families(gpu: str) -> Mapping[tuple[str, str], Family]:
     found = {}
     for cls, of_model in section.items():
         for model, lines in of_model.items() if cls not in HEADER else ():
-            for name, line in lines.items():
+            for name, _, line in (each.partition("=") for each in lines.splitlines()):
                 family = _family(cls, model, name, line, accelerator.id)
                 found[family.name, model] = family
     return found

@@ -27,6 +27,8 @@ SECOND = Constant("second_us", 3.0, 0.05, 30.0, "what the algorithm in two steps
 EAGER = Constant("direct", 0.05, 0.005, 0.95, "achieved fraction of the link by short messages, whose words carry flags")
 
 MEGABYTE = 1e6
+SIDE_BY_SIDE = 3.0
+"""Order of the norm that joins the link and the SMs that feed it."""
 
 
 def wire_bytes(kind: str, ranks: Any, size: Any) -> Any:
@@ -54,7 +56,26 @@ def seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
     return minimum(at_once, in_steps)
 
 
+EXCHANGE_START = Constant("launch_us", 30.0, 0.5, 600.0, "launch, handshake and, where the host is in it, its work [us]")
+STEP = Constant(
+    "step_us", 1.0, 0.01, 30.0, "one of the steps that a message waits for: 1024 elements of a row, or 100 experts [us]"
+)
+WIRE = Constant("link", 0.7, 0.05, 0.95, LINK.meaning)
+WAY = Constant("way", 0.6, 0.01, 8.0, "rate at which one SM sends, in shares of one SM's memory bandwidth")
+OWN = Constant("own", 0.5, 0.01, 8.0, "what a token costs beside its copies, in copies")
+
+
+def exchange_seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
+    """Columns: wire (bytes that a rank sends); own (bytes of its tokens, once); ways (SMs that send); steps."""
+    moved = columns["wire"] + c["own"] * columns["own"]
+    link = moved / (chip.link * c["link"])
+    sending = moved / (columns["ways"] * (chip.bandwidth / chip.sms) * c["way"])
+    start = (c["launch_us"] + c["step_us"] * columns["steps"]) * MICROSECOND
+    return start + overlap(SIDE_BY_SIDE, link, sending)
+
+
 COLLECTIVE = Model("collective", (START, RANK, LINK, RAMP, JOIN), seconds)
 ALL_TO_ALL = Model("all_to_all", (START, RANK, LINK, RAMP, JOIN, EAGER, SECOND), seconds)
 ALL_REDUCE = Model("all_reduce", (START, RANK, LINK, RAMP, JOIN, SWITCH), seconds)
 CUSTOM_ALL_REDUCE = Model("custom_all_reduce", (START, RANK, LINK, RAMP, JOIN, SWITCH, DIRECT, SECOND), seconds)
+EXCHANGE = Model("exchange", (EXCHANGE_START, STEP, WIRE, WAY, OWN), exchange_seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roofline.expected.attention import DECODE, PREFILL
-from roofline.expected.collective import ALL_REDUCE, ALL_TO_ALL, COLLECTIVE, CUSTOM_ALL_REDUCE
+from roofline.expected.collective import ALL_REDUCE, ALL_TO_ALL, COLLECTIVE, CUSTOM_ALL_REDUCE, EXCHANGE
 from roofline.expected.gemm import GEMM, HEADS_GEMM, QUANTISED_GEMM
 from roofline.expected.latent import LATENT_DECODE
 from roofline.expected.model import Model
@@ -25,6 +25,6 @@ MODELS: dict[str, Model] = {
     for model in (
         GEMM, QUANTISED_GEMM, HEADS_GEMM, DECODE, PREFILL, LATENT_DECODE, quantised(MODULE_DECODE), quantised(MODULE_PREFILL),
         quantised(SPARSE_DECODE), quantised(SPARSE_PREFILL), quantised(COMPRESSED_DECODE), quantised(COMPRESSED_PREFILL), MOE,
-        STREAM_PASS, ROW_PASS, CHUNK_CHAIN, WAVES, COLLECTIVE, ALL_TO_ALL, ALL_REDUCE, CUSTOM_ALL_REDUCE,
+        STREAM_PASS, ROW_PASS, CHUNK_CHAIN, WAVES, COLLECTIVE, ALL_TO_ALL, ALL_REDUCE, CUSTOM_ALL_REDUCE, EXCHANGE,
     )
 }  # fmt: skip

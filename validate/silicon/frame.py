@@ -153,7 +153,7 @@ NOISE = {
     "/prefill": "", "sgl_kernel_": "", "-kv-": "/", "kv-": "", "_as_silu": "", "mxfp4monolithic": "", "_scaled_mm": "",
     "flash_attention": "fa", "torch_linear": "linear", "causal_conv1d": "conv", "_gating_delta_rule": "",
     "gated_delta_rule": "rule", "flashinfer_cutlass_moe": "flashinfer", "_packed_decode": "",
-    "skip_indexer": "skip", "indexer_": "", "fused_moe_triton": "triton", "FLASHMLA_SPARSE_": "",
+    "wideep_compute_": "", "skip_indexer": "skip", "indexer_": "", "fused_moe_triton": "triton", "FLASHMLA_SPARSE_": "",
 }  # fmt: skip
 """Fillers of kernel names, and what is left of them in the names of families."""
 

@@ -7,6 +7,7 @@ in ``step``. SGLang's prefill kernel runs absorbed (576 and 512 wide), the other
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from roofline.components.base import Component
@@ -45,6 +46,20 @@ def frames(gpu: str) -> Iterator[Frame]:
             by = ["kernel_source", "gemm_type", "kv_cache_dtype"]
             for (kernel, gemm, kv), rows in table.rows.groupby(by, sort=True):
                 yield _module(table, rows.reset_index(drop=True), kernel, gemm, kv, decode)
+    yield from _wide(gpu)
+
+
+def _wide(gpu: str) -> Iterator[Frame]:
+    """Whole blocks of SGLang beside wide groups of experts: ``isl`` is the prompt, or the context of a decode step."""
+    for phase, decode in (("generation", True), ("context", False)):
+        for table in tables(gpu, "mla", f"wideep_{phase}_mla_perf"):
+            for (kernel, gemm, kv), rows in table.rows.groupby(["kernel_source", "gemm_type", "kv_cache_dtype"], sort=True):
+                if gemm not in SHORT and gemm != "fp8_block":
+                    continue
+                rows = rows.reset_index(drop=True)
+                meant = rows.assign(step=rows["isl"], isl=1) if decode else rows
+                frame = _module(table, meant, kernel, gemm, kv, decode, "wide")
+                yield replace(frame, keys=rows[table.keys])
 
 
 def core_unit(gpu: str, kv: str) -> str:
@@ -102,7 +117,7 @@ def block(heads: int, gemm: str, kv: str, absorbed: bool, scaled: bool = False) 
     )  # fmt: skip
 
 
-def _module(table: Table, rows: Any, kernel: str, gemm: str, kv: str, decode: bool) -> Frame:
+def _module(table: Table, rows: Any, kernel: str, gemm: str, kv: str, decode: bool, setting: str = "") -> Frame:
     absorbed = decode or "MLA" in kernel
     scatter, numbers = Scatter(len(rows)), Numbers(rows)
     units: dict[str, str] = {}
@@ -111,9 +126,9 @@ def _module(table: Table, rows: Any, kernel: str, gemm: str, kv: str, decode: bo
         _, units = scatter_block(scatter, index, block(heads, gemm, kv, absorbed).parts, work, core_unit(table.gpu, kv))
         for name, value in core_columns(work, heads, absorbed, work.S + work.T).items():
             scatter.put("columns", name, index, value)
-    model = quantised(MODULE_DECODE if decode else MODULE_PREFILL)
+    model, prefix = quantised(MODULE_DECODE if decode else MODULE_PREFILL), f"{setting}_" if setting else ""
     phase = "decode" if decode else "prefill"
     return make(
-        table, rows, "mla_module", f"{SHORT.get(gemm, gemm)}-kv-{SHORT[kv]}", f"{kernel}/{phase}", scatter.cost, model,
-        {**scatter.columns, **units}, ["num_heads"], "model", f"{kernel}/{phase} kv-{SHORT[kv]}",
+        table, rows, "mla_module", f"{SHORT.get(gemm, gemm)}-kv-{SHORT[kv]}", f"{prefix}{kernel}/{phase}", scatter.cost, model,
+        {**scatter.columns, **units}, ["num_heads"], "model", f"{setting or kernel}/{phase} kv-{SHORT[kv]}",
     )  # fmt: skip

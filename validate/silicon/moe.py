@@ -86,7 +86,7 @@ def frames(gpu: str) -> Iterator[Frame]:
         rows = table.rows.assign(routing=table.rows["distribution"].where(table.rows["distribution"] == "balanced", "power-law"))
         for (kernel, dtype, routing), part in rows.groupby(["kernel_source", "moe_dtype", "routing"], sort=True):
             if dtype in WEIGHTS:
-                yield _family(table, part.drop(columns="routing").reset_index(drop=True), kernel, dtype, routing)
+                yield family(table, part.drop(columns="routing").reset_index(drop=True), kernel, dtype, routing)
 
 
 def _on(unit: str, cost: Cost) -> Cost:
@@ -94,14 +94,16 @@ def _on(unit: str, cost: Cost) -> Cost:
     return Cost(flops, dict(cost.read), dict(cost.write), cost.launches)
 
 
-def _family(table: Table, rows: Any, kernel: str, dtype: str, routing: str) -> Frame:
+def family(table: Table, rows: Any, kernel: str, dtype: str, routing: str, setting: str = "") -> Frame:
+    """The frame of one kernel, format and kind of routing; ``setting`` tells its constants from those of fused experts."""
     import numpy
 
     scatter, numbers = Scatter(len(rows)), Numbers(rows)
     weight, unit = weight_of(dtype)
-    for (hidden, inter, chosen, total, tp, ep, distribution), index in structures(rows, STRUCTURE):
+    rows = rows if "num_slots" in rows else rows.assign(num_slots=rows["num_experts"])
+    for (hidden, inter, chosen, total, tp, ep, distribution, slots), index in structures(rows, [*STRUCTURE, "num_slots"]):
         tokens = numbers.at(index)["num_tokens"]
-        loads = [rank_load(int(t), total, chosen, ep, distribution) for t in tokens]
+        loads = [rank_load(int(t), total, chosen, ep, distribution, slots) for t in tokens]
         routed, hit = (numpy.array([getattr(load, name) for load in loads]) for name in ("rows", "hit"))
         width = max(inter // tp, 1)
         up, down = experts(hidden, width, chosen, total // ep, gated(kernel, hidden, chosen), weight, hit)
@@ -123,8 +125,8 @@ def _family(table: Table, rows: Any, kernel: str, dtype: str, routing: str) -> F
     columns = {
         **scatter.columns, "unit": unit, "input_bytes": INPUT_BYTES.get(unit, 2.0), "weight_bytes": float(weight.bits) / 8,
     }  # fmt: skip
-    family = f"{engine(kernel)} {SHORT.get(dtype, dtype)}"
+    name = f"{engine(kernel)} {setting}{SHORT.get(dtype, dtype)}"
     return make(
         table, rows, "moe", f"{SHORT.get(dtype, dtype)}-{routing}", kernel, scatter.cost, MOE, columns,
-        ["hidden_size", "inter_size", "topk", "num_experts"], None, family,
+        ["hidden_size", "inter_size", "topk", "num_experts"], None, name,
     )  # fmt: skip

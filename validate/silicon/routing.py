@@ -16,6 +16,9 @@ from typing import Any
 TILES = (16, 32, 64, 128)
 """Rows per tile for which padded tiles are counted."""
 DRAWS = 5
+EVEN = ("balanced", "uniform")
+BALANCER = "_eplb"
+"""Ending of a distribution whose experts a balancer spreads over the ranks."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def _dealt(counts: Any, amounts: Any, ranks: int) -> Any:
 
 
 def _drawn(tokens: int, experts: int, chosen: int, ranks: int, exponent: float, generator: Any) -> Any:
-    """Loads of the experts of the fullest rank, one row per draw."""
+    """Loads of the experts by draw and rank."""
     import numpy
 
     low, high = (1.0, 0.8 * tokens) if tokens * chosen > experts else (0.01, 2.0)
@@ -73,8 +76,32 @@ def _drawn(tokens: int, experts: int, chosen: int, ranks: int, exponent: float, 
     loads = ((high**power - low**power) * generator.random((DRAWS, experts)) + low**power) ** (1.0 / power)
     shares = loads / loads.sum(axis=1, keepdims=True)
     counts = numpy.minimum(numpy.round(shares * tokens * chosen).astype(int), tokens)
-    by_rank = _dealt(counts, tokens * chosen - counts.sum(axis=1), ranks)
-    return by_rank[numpy.arange(DRAWS), by_rank.sum(axis=2).argmax(axis=1)]
+    return _dealt(counts, tokens * chosen - counts.sum(axis=1), ranks)
+
+
+def _fullest(by_rank: Any) -> Any:
+    """Loads of the experts of each draw's fullest rank."""
+    import numpy
+
+    return by_rank[numpy.arange(len(by_rank)), by_rank.sum(axis=2).argmax(axis=1)]
+
+
+def _balanced_over(counts: Any, ranks: int, slots: int) -> Any:
+    """What the fullest rank gets when a balancer copies the hottest experts into the spare slots and evens out the ranks.
+
+    It gets its share of everything, or one hottest copy where that is more: nothing splits a copy.
+    """
+    import numpy
+
+    copies = numpy.ones_like(counts)
+    rows = numpy.arange(len(counts))
+    for _ in range(slots - counts.shape[1]):
+        copies[rows, (counts / copies).argmax(axis=1)] += 1
+    hottest = (counts / copies).max(axis=1)
+    alone = numpy.array([hottest, 0.0 * hottest, hottest, *(numpy.ceil(hottest / tile) for tile in TILES)]).mean(axis=1)
+    share = _load(counts) / ranks
+    share[1] = numpy.minimum(counts, copies).sum(axis=1).mean() / ranks
+    return numpy.maximum(share, alone)
 
 
 def _load(counts: Any) -> Any:
@@ -87,16 +114,19 @@ def _load(counts: Any) -> Any:
 
 
 @cache
-def rank_load(tokens: int, experts: int, chosen: int, ranks: int, distribution: str) -> Load:
-    """The load of rank 0 of ``ranks`` expert-parallel ranks."""
+def rank_load(tokens: int, experts: int, chosen: int, ranks: int, distribution: str, slots: int = 0) -> Load:
+    """The load of rank 0 of ``ranks`` expert-parallel ranks; a balancer has ``slots`` places for copies of experts."""
     import numpy
 
-    if distribution == "balanced":
+    if distribution in EVEN:
         found = _load(_balanced(tokens, experts, chosen)[: experts // ranks])
     else:
-        exponent = float(distribution.rpartition("_")[2])
-        seed = zlib.crc32(f"{tokens} {experts} {chosen} {ranks} {distribution}".encode())
+        law = distribution.removesuffix(BALANCER)
+        exponent = float(law.rpartition("_")[2])
+        seed = zlib.crc32(f"{tokens} {experts} {chosen} {ranks} {law}".encode())
         generator = numpy.random.Generator(numpy.random.PCG64(seed))
-        found = _load(_drawn(tokens, experts, chosen, ranks, exponent, generator))
+        by_rank = _drawn(tokens, experts, chosen, ranks, exponent, generator)
+        evened = law != distribution
+        found = _balanced_over(by_rank.reshape(DRAWS, -1), ranks, slots) if evened else _load(_fullest(by_rank))
     rows, hit, largest, *tiles = (float(value) for value in found)
     return Load(rows, hit, largest, tuple(tiles))

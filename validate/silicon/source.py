@@ -89,7 +89,8 @@ def read(path: Path) -> tuple[Any, int]:
 
     rows = pandas.read_parquet(path)
     kept = rows.drop_duplicates(ignore_index=True)
-    kept = kept[kept["latency"] > 0].reset_index(drop=True)
+    if "latency" in kept:
+        kept = kept[kept["latency"] > 0].reset_index(drop=True)
     return kept, len(rows) - len(rows.drop_duplicates())
 
 

@@ -9,7 +9,20 @@ from roofline.accelerator import load_accelerator
 from roofline.errors import InputError, suggest
 from roofline.expected.model import Chip
 from roofline.timing import time
-from roofline.validate.silicon import attention, collective, compressed, delta, gemm, mla, moe, parts, sparse, streams
+from roofline.validate.silicon import (
+    attention,
+    collective,
+    compressed,
+    delta,
+    exchange,
+    gemm,
+    mla,
+    moe,
+    parts,
+    sparse,
+    streams,
+    wide,
+)
 from roofline.validate.silicon.frame import Frame
 
 CLASSES = {
@@ -18,8 +31,8 @@ CLASSES = {
     "mhc": streams, "quantize": streams, "all_reduce": collective, "collective": collective,
 }  # fmt: skip
 """Class -> the adapter that has its rows."""
-KERNEL_BY_KERNEL = {"dsa": parts, "csa": parts, "hca": parts}
-"""Classes whose parts are measured, too."""
+MORE = {"dsa": parts, "csa": parts, "hca": parts, "moe": wide, "collective": exchange}
+"""Classes with rows from a second adapter: parts of blocks kernel by kernel, wide groups of experts, token exchanges."""
 SLACK = 0.95
 """A row may be this much of the bound: clocks and timers are not exact."""
 WARM = 1.5
@@ -35,7 +48,7 @@ def check_class(cls: str | None) -> None:
 def frames(gpu: str, classes: Iterable[str] | None = None) -> Iterator[Frame]:
     """Every frame of an accelerator, of some classes or all."""
     wanted = list(CLASSES) if classes is None else list(classes)
-    adapters = dict.fromkeys(table[cls] for cls in wanted for table in (CLASSES, KERNEL_BY_KERNEL) if cls in table)
+    adapters = dict.fromkeys(table[cls] for cls in wanted for table in (CLASSES, MORE) if cls in table)
     for adapter in adapters:
         for frame in adapter.frames(gpu):
             if frame.cls in wanted and len(frame):
