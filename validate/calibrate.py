@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roofline.accelerator import HARDWARE, forget, load_accelerator
+from roofline.accelerator import HARDWARE, forget
 from roofline.errors import InputError
 from roofline.expected.calibration import families, like, transferred
 from roofline.expected.model import Chip, Model
