@@ -143,6 +143,14 @@ def test_wheel_holds_every_file_of_every_folder_and_nothing_else(wheel: Path) ->
         assert [name for name in names if archive.read(name) != CONTENTS[name].read_bytes()] == []
 
 
+def test_wheel_registers_the_command_and_the_pytest_plugin(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+        registered = archive.read(name).decode()
+    assert "[console_scripts]\nroofline = roofline.cli:main" in registered
+    assert "[pytest11]\nroofline = roofline.validate.pytest_plugin" in registered
+
+
 def test_installed_wheel_is_whole_outside_and_inside_the_sources(wheel: Path, source: Path, places: dict[str, Path]) -> None:
     target = install(source.parent / f"target-{source.parent.name}-{source.name}", wheel)
     check_whole(target, cwd=places["outside"], path=target)
