@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 
 pytest.importorskip("triton")
@@ -9,6 +11,7 @@ pytest.importorskip("triton")
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from roofline.errors import InputError
 from roofline.kernels import flash_decoding as decoding
@@ -119,7 +122,7 @@ def test_a_cache_without_a_free_page_says_so() -> None:
     table = PageTable(2, PAGE)
     sequence = table.start()
     table.append(sequence, 2 * PAGE)
-    with pytest.raises(InputError, match="all 2 are held"):
+    with pytest.raises(InputError, match="pages: 1 more tokens need 1, and 0 of 2 are free"):
         table.append(sequence, 1)
 
 
@@ -132,6 +135,94 @@ def test_a_released_sequence_leaves_shared_pages_to_their_other_holders() -> Non
     assert table.references == dict.fromkeys(table.owned[child], 1)
     table.release(child)
     assert len(table.free) == 4
+
+
+class Retried(RuleBasedStateMachine):
+    """Sequences that start, fork, grow, fail to grow, are released and grow again, beside what each must hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = PageTable(5, PAGE)
+        self.cache: dict[int, object] = {}
+        self.held: dict[int, list[object]] = {}
+
+    @rule()
+    def start(self) -> None:
+        self.held[self.table.start()] = []
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 9))
+    def fork(self, which: int) -> None:
+        parent = sorted(self.held)[which % len(self.held)]
+        self.held[self.table.fork(parent)] = list(self.held[parent])
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 9), tokens=st.integers(0, 9))
+    def append(self, which: int, tokens: int) -> None:
+        sequence = sorted(self.held)[which % len(self.held)]
+        before = deepcopy(self.table)
+        try:
+            slots, copies = self.table.append(sequence, tokens)
+        except InputError:
+            assert self.table == before
+            return
+        for source, target in copies:
+            self.cache |= {target * PAGE + at: self.cache.get(source * PAGE + at) for at in range(PAGE)}
+        fresh: list[object] = [object() for _ in slots]
+        assert len(slots) == tokens
+        self.cache |= zip(slots, fresh, strict=True)
+        self.held[sequence] = self.held[sequence] + fresh
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 9))
+    def release(self, which: int) -> None:
+        sequence = sorted(self.held)[which % len(self.held)]
+        self.table.release(sequence)
+        del self.held[sequence]
+
+    @invariant()
+    def every_sequence_reads_its_own_tokens(self) -> None:
+        for sequence, tokens in self.held.items():
+            slots = [page * PAGE + at for page in self.table.owned[sequence] for at in range(PAGE)]
+            assert [self.cache.get(slot) for slot in slots[: len(tokens)]] == tokens
+            assert self.table.lengths[sequence] == len(tokens)
+
+    @invariant()
+    def pages_are_held_as_often_as_the_table_says(self) -> None:
+        held = [page for pages in self.table.owned.values() for page in pages]
+        assert {page: held.count(page) for page in set(held)} == self.table.references
+
+
+TestRetried = Retried.TestCase
+TestRetried.settings = settings(max_examples=60, stateful_step_count=20, deadline=None, derandomize=True)
+
+
+def test_an_append_that_fails_leaves_the_copy_to_the_append_that_works() -> None:
+    table = PageTable(4, PAGE)
+    parent, other = table.start(), table.start()
+    table.append(parent, 6)
+    table.append(other, 1)
+    child = table.fork(parent)
+    with pytest.raises(InputError, match="pages: 7 more tokens need 3, and 1 of 4 are free"):
+        table.append(child, 7)
+    assert table.owned[child] == table.owned[parent]
+    table.release(other)
+    assert table.append(child, 1) == ([2 * PAGE + 2], [(1, 2)])
+
+
+def test_a_page_table_refuses_what_no_cache_can_do() -> None:
+    with pytest.raises(InputError, match="page: 0; "):
+        PageTable(4, 0)
+    table = PageTable(4, PAGE)
+    sequence = table.start()
+    table.append(sequence, 3)
+    with pytest.raises(InputError, match="tokens: -2 cannot be appended"):
+        table.append(sequence, -2)
+    assert table.lengths[sequence] == 3
+    table.release(sequence)
+    for call in (table.fork, table.release, lambda one: table.append(one, 1), lambda one: table.table([one])):
+        with pytest.raises(InputError, match=f"sequence: {sequence} was never started"):
+            call(sequence)
 
 
 @pytest.mark.parametrize("splits", [2, 3, 5])
