@@ -333,9 +333,16 @@ def expected(case: Compressed, tensors: Tensors) -> Expected:
         moved["sinks"] = Moved("", read=4 * case.N, requested=4 * case.N * B * case.T)
     first, second = merged(B * case.T * case.N, case.H, cut.splits, cost.write["activations"])
     tiles = blocks * sum(walked(recent, recent + others, cut) for recent, others in counts)
-    padding = 2 * cut.rows * cut.BN * 2 * padded(case.H) * tiles - cost.matrix_flops
+    executed = 2 * cut.rows * cut.BN * 2 * padded(case.H) * tiles
+
+    def needed() -> int:
+        near = sum(len(range(max(0, seen - case.window), seen)) for *_, seen in case.tokens)
+        whole = sum(seen // case.every for *_, seen in case.tokens)
+        far = int((tensors["selected"] >= 0).sum()) if case.k else whole
+        return 4 * case.N * case.H * (near + far)
+
     kernels = {"compressed_attention_kernel": Launch(programs, {**moved, **first}), **second}
-    return Expected(cost, kernels, TYPES[case.dtype].triton, padding)
+    return Expected(cost, kernels, TYPES[case.dtype].triton, executed, needed)
 
 
 TWO = Blocks(16, 2, rows=16)

@@ -222,8 +222,13 @@ def expected(case: Index, tensors: Tensors) -> Expected:
         "out": Moved("activations", written=cost.write["activations"]),
     }
     width = 32 * groups_of(case.dim)
-    padding = 2 * padded(case.N) * cut.BN * width * walked - cost.matrix_flops
-    return Expected(cost, {"dsa_indexer_kernel": Launch(programs, moved)}, kind.dot, int(padding))
+    executed = 2 * padded(case.N) * cut.BN * width * walked
+
+    def needed() -> int:
+        seen = (end // case.every for S in case.cached for end in range(S + 1, S + case.T + 1))
+        return 2 * case.N * case.dim * sum(seen)
+
+    return Expected(cost, {"dsa_indexer_kernel": Launch(programs, moved)}, kind.dot, executed, needed)
 
 
 def library(case: Index, tensors: Tensors) -> Any:

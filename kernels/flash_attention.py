@@ -374,8 +374,13 @@ def expected(case: Prefill, tensors: Tensors) -> Expected:
     }
     if case.sinks:
         moved["sinks"] = Moved("", read=fmt.bytes(case.N), requested=fmt.bytes(case.N) * len(tiles))
-    padding = 2 * case.N * cut.BM * cut.BN * width * blocks - cost.matrix_flops
-    return Expected(cost, {"flash_attention_kernel": Launch(programs, moved)}, TYPES[case.dtype].triton, padding)
+    executed = 2 * case.N * cut.BM * cut.BN * width * blocks
+
+    def needed() -> int:
+        pairs = sum(int(visible(case.mask, case.size, T, S).sum()) for T, S in case.batch)
+        return 2 * case.N * (case.H + case.values) * pairs
+
+    return Expected(cost, {"flash_attention_kernel": Launch(programs, moved)}, TYPES[case.dtype].triton, executed, needed)
 
 
 def library(case: Prefill, tensors: Tensors) -> Any:

@@ -307,7 +307,7 @@ def merged(rows: int, V: int, splits: int, out: int) -> tuple[dict[str, Moved], 
 def expected(case: Decode, tensors: Tensors) -> Expected:
     """Keys and values once for all rows that share them; queries once per part; a table entry per key and head.
 
-    The pairs that a tree hides are padding: the component counts a chain.
+    The pairs that a tree hides count as needed, as in a chain: so the component counts them.
     """
     cut, fmt, kv, B = case.cut, TYPES[case.dtype].format, TYPES[case.stored].format, len(case.cached)
     mask, size = ("window", case.window) if case.window else ("causal", None)
@@ -334,9 +334,14 @@ def expected(case: Decode, tensors: Tensors) -> Expected:
     first, second = merged(B * case.T * case.N, case.values, cut.splits, cost.write["activations"])
     blocks = case.K * sum(block_counts(low, length, cut) for low, length in spans)
     widths = padded(case.H) + padded(case.values)
-    padding = 2 * padded(case.T * group) * cut.BN * widths * blocks - cost.matrix_flops
+    executed = 2 * padded(case.T * group) * cut.BN * widths * blocks
+
+    def needed() -> int:
+        pairs = sum(int(visible(mask, case.window, case.T, S).sum()) for S in case.cached)
+        return 2 * case.N * (case.H + case.values) * pairs
+
     kernels = {"flash_decoding_kernel": Launch(programs, {**moved, **first}), **second}
-    return Expected(cost, kernels, TYPES[case.dtype].triton, padding)
+    return Expected(cost, kernels, TYPES[case.dtype].triton, executed, needed)
 
 
 def library(case: Decode, tensors: Tensors) -> Any:

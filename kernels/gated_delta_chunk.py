@@ -283,7 +283,15 @@ def expected(case: Chunked, tensors: Tensors) -> Expected:
     per_chunk = 2 * C * C * (3 * BK + power_of_two(V, 16)) + 2 * C * wide * (3 * BK + C)
     dot = TYPES[case.dtype].triton
     solving = {"fp32": inverse_flops(C) * H * chunks}
-    return Expected(cost, kernels, dot, per_chunk * H * chunks - int(cost.matrix_flops), solving)
+
+    def needed() -> int:
+        sizes = [min(C, T - start) for T in case.lengths for start in range(0, T, C)]
+        below = sum(token for size in sizes for token in range(size))
+        triangle = below + tokens
+        keys_and_solution, scores_and_values = (K + K + V) * below, (K + V) * triangle
+        return 2 * H * (keys_and_solution + scores_and_values + 3 * tokens * K * V)
+
+    return Expected(cost, kernels, dot, per_chunk * H * chunks, needed, solving)
 
 
 CASES = (

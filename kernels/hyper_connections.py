@@ -309,8 +309,8 @@ def expected(case: Streams, tensors: Tensors) -> Expected:
         })  # fmt: skip
     share = share_of(K, cut.parts)
     steps = sum(ceil_div(max(0, min(share, K - part * share)), BK) for part in range(cut.parts))
-    padding = 2 * rows * cut.rows * padded(case.raw) * BK * steps - cost.matrix_flops
-    return Expected(cost, kernels, "fp32", padding)
+    executed = 2 * rows * cut.rows * padded(case.raw) * BK * steps
+    return Expected(cost, kernels, "fp32", executed, lambda: 2 * tokens * case.raw * K)
 
 
 CASES = (

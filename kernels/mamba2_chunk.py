@@ -309,7 +309,12 @@ def expected(case: Chunked, tensors: Tensors) -> Expected:
     wide = blocks * cut.BP
     squares = sum(tile + 1 for tile in tiles) * 2 * cut.BT * cut.BT * (blocks * BN + wide)
     with_state = 2 * len(tiles) * 2 * cut.BT * wide * BN
-    return Expected(cost, kernels, TYPES[case.dtype].triton, H * (squares + with_state) - int(cost.matrix_flops))
+
+    def needed() -> int:
+        pairs = sum(token + 1 for size in pieces for token in range(size))
+        return 2 * pairs * (case.G * N + H * P) + 4 * tokens * H * P * N
+
+    return Expected(cost, kernels, TYPES[case.dtype].triton, H * (squares + with_state), needed)
 
 
 CASES = (

@@ -253,9 +253,14 @@ def expected(case: Latent, tensors: Tensors) -> Expected:
     }
     first, second = merged(B * rows, case.R, cut.splits, cost.write["activations"])
     walked = blocks * sum(block_counts(0, length, cut) for length in lengths)
-    padding = 2 * cut.rows * cut.BN * (2 * case.R + case.P) * walked - cost.matrix_flops
+    executed = 2 * cut.rows * cut.BN * (2 * case.R + case.P) * walked
+
+    def needed() -> int:
+        pairs = sum(int(visible("causal", 0, case.T, S).sum()) for S in case.cached)
+        return 2 * case.N * (2 * case.R + case.P) * pairs
+
     kernels = {"mla_decode_kernel": Launch(programs, {**moved, **first}), **second}
-    return Expected(cost, kernels, TYPES[case.dtype].triton, padding)
+    return Expected(cost, kernels, TYPES[case.dtype].triton, executed, needed)
 
 
 CASES = (

@@ -215,9 +215,13 @@ def expected(case: Selected, tensors: Tensors) -> Expected:
     }
     first, second = merged(B * case.T * case.N, case.R, cut.splits, cost.write["activations"])
     walked = blocks * sum(block_counts(0, count, cut) for count in counts)
-    padding = 2 * cut.rows * cut.BN * (2 * case.R + case.P) * walked - cost.matrix_flops
+    executed = 2 * cut.rows * cut.BN * (2 * case.R + case.P) * walked
+
+    def needed() -> int:
+        return 2 * case.N * (2 * case.R + case.P) * int((tensors["selected"] >= 0).sum())
+
     kernels = {"sparse_mla_decode_kernel": Launch(programs, {**moved, **first}), **second}
-    return Expected(cost, kernels, TYPES[case.dtype].triton, padding)
+    return Expected(cost, kernels, TYPES[case.dtype].triton, executed, needed)
 
 
 def library(case: Selected, tensors: Tensors) -> Any:

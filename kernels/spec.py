@@ -70,14 +70,17 @@ class Expected:
         useful: the component's Cost: distinct bytes by stream, useful FLOPs.
         kernels: each Triton kernel that it launches, once; summed over a stream, the distinct bytes are ``useful``'s.
         dot: triton's name of the type that the matrix unit multiplies, "" where no dot runs.
-        padding: dot FLOPs beyond the useful ones (edges of tiles, masked pairs).
+        executed: FLOPs of its dots by the geometry of tiles alone: how many, how large.
+        needed: those among them that the reference needs, counted from shapes and its own mask, never from the component:
+            what the component's matrix FLOPs are held against. The rest are edges of tiles and masked pairs.
         added: dot FLOPs that the launch adds in other types, by triton's name (a small system solved in fp32).
     """
 
     useful: Cost
     kernels: Mapping[str, Launch]
     dot: str = ""
-    padding: int = 0
+    executed: int = 0
+    needed: Callable[[], int] = int
     added: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -85,7 +88,7 @@ class Expected:
         """FLOPs that dots execute, by type."""
         found = Counter(self.added)
         if self.dot:
-            found[self.dot] += int(self.useful.matrix_flops) + self.padding
+            found[self.dot] += self.executed
         return dict(+found)
 
     @property

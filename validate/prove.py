@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from roofline.kernels.buffers import poisoned
-from roofline.kernels.registry import load_all
-from roofline.kernels.spec import Case, Expected, Launch, Spec
+from roofline.kernels.registry import load
+from roofline.kernels.spec import Case, Expected, Launch, Moved, Spec
 from roofline.validate.compare import compare
-from roofline.validate.counted import Counts, HarnessError, Tally, counting
+from roofline.validate.counted import Counts, Tally, counting
+from roofline.validate.counted_check import check
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,11 @@ def mismatches(expected: Expected, counts: Counts) -> Iterator[str]:
                 yield f"{stream}: arguments sum to {here} B {what}, the component says {cost}"
     if dict(counts.dot) != expected.dots:
         yield f"dot FLOPs: {dict(counts.dot)}, expected {expected.dots}"
+    matrix, needed = useful.matrix_flops, expected.needed()
+    if matrix != needed:
+        yield f"useful dot FLOPs: the component says {matrix}, the reference needs {needed}"
+    if expected.executed < needed:
+        yield f"dot FLOPs: {expected.executed} executed, fewer than the {needed} that the reference needs"
 
 
 def prove(spec: Spec, case: Case) -> Proof:
@@ -90,37 +96,95 @@ def prove(spec: Spec, case: Case) -> Proof:
     return Proof(spec.name, case, expected, counts, errors, (*failures, *mismatches(expected, counts)))
 
 
+def record(proof: Proof, **known: Any) -> dict[str, Any]:
+    """What is common to the records of a proof."""
+    return {
+        "kernel": proof.kernel, "case": proof.case.name, "expected_flops": proof.expected.flops,
+        "counted_flops": sum(proof.counts.dot.values()), "failures": list(proof.failures), **known,
+    }  # fmt: skip
+
+
 def rows(proof: Proof) -> Iterator[dict[str, Any]]:
-    """One record per argument and direction of every Triton kernel of a case, with the FLOPs of the case in each."""
-    counts = proof.counts
-    for kernel, launch in proof.expected.kernels.items():
-        tally = counts.kernels[kernel]
-        for name, moved in launch.moved.items():
+    """One record per argument and direction of every Triton kernel of a case, expected or launched; at least one."""
+    found = False
+    for kernel in sorted({*proof.expected.kernels, *proof.counts.kernels}):
+        moved = proof.expected.kernels.get(kernel, Launch(0, {})).moved
+        tally = proof.counts.kernels.get(kernel, Tally())
+        for name in sorted({*moved, *tally.read, *tally.written}):
+            one = moved.get(name, Moved(""))
             for direction, expected, counted, distinct in (
-                ("read", moved.loads, tally.read[name], tally.unique("read")[name]),
-                ("write", moved.written, tally.written[name], tally.unique("write")[name]),
+                ("read", one.loads, tally.read[name], tally.unique("read")[name]),
+                ("write", one.written, tally.written[name], tally.unique("write")[name]),
             ):
                 if expected or counted:
-                    yield {
-                        "kernel": proof.kernel, "case": proof.case.name, "argument": f"{kernel}.{name}",
-                        "direction": direction, "expected_bytes": expected, "counted_bytes": counted,
-                        "distinct_bytes": distinct, "expected_flops": proof.expected.flops,
-                        "counted_flops": sum(counts.dot.values()), "failures": list(proof.failures),
-                    }  # fmt: skip
+                    found = True
+                    yield record(
+                        proof, argument=f"{kernel}.{name}", direction=direction, expected_bytes=expected,
+                        counted_bytes=counted, distinct_bytes=distinct,
+                    )  # fmt: skip
+    if not found:
+        yield record(proof)
+
+
+def cause(error: BaseException) -> str:
+    """An error in one line: what lies at its root."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[-300:]}"
+
+
+def proved(names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Records of kernels one after another. What fails as a whole gives one record that says so, and the next goes on."""
+    for name in names:
+        try:
+            spec = load(name)
+        except Exception as error:
+            yield {"kernel": name, "case": "", "failures": [cause(error)]}
+            continue
+        yield {"kernel": name, "cases": [case.name for case in spec.cases]}
+        for case in spec.cases:
+            try:
+                yield from rows(prove(spec, case))
+            except Exception as error:
+                yield {"kernel": name, "case": case.name, "failures": [cause(error)]}
+
+
+def complete(names: Iterable[str], found: Iterable[dict[str, Any]], why: str) -> list[dict[str, Any]]:
+    """The records, and one more for every kernel and case that was announced, or had to be, and has none."""
+    records, seen, announced = [], set(), dict[str, list[str]]()
+    for one in found:
+        if "cases" in one:
+            announced[one["kernel"]] = one["cases"]
+        else:
+            records.append(one)
+            seen.add((one["kernel"], one["case"]))
+    failed = {kernel for kernel, case in seen if not case}
+    for name in names:
+        if name not in announced and name not in failed:
+            records.append({"kernel": name, "case": "", "failures": [f"not proved: {why}"]})
+        missing = [case for case in announced.get(name, []) if (name, case) not in seen]
+        records += [{"kernel": name, "case": case, "failures": [f"not proved: {why}"]} for case in missing]
+    return records
 
 
 def prove_apart(names: Iterable[str]) -> list[dict[str, Any]]:
-    """The records of every case of the kernels, proved in a process of its own, which interprets."""
+    """The records of every case of the kernels, proved in a process of its own, which interprets.
+
+    A case that raises, or that the process did not live to prove, has a record with the failure.
+    """
+    chosen = list(names)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-m", "roofline.validate.prove", ",".join(names)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise HarnessError(f"proving failed: {done.stderr.strip()[-2000:]}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    done = subprocess.run(
+        [sys.executable, "-m", "roofline.validate.prove", ",".join(chosen)],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    last = (done.stderr.strip().splitlines() or ["no record of it"])[-1]
+    return complete(chosen, found, f"the process ended with {done.returncode}, {last}")
 
 
 if __name__ == "__main__":
-    for spec in load_all(sys.argv[1].split(",")):
-        for case in spec.cases:
-            for row in rows(prove(spec, case)):
-                print(json.dumps(row))
+    check()
+    for row in proved(sys.argv[1].split(",")):
+        print(json.dumps(row), flush=True)
