@@ -235,8 +235,8 @@ class Question:
     chunk: int | None = None
     deployments: dict[Any, Deployment] = field(default_factory=dict, compare=False, repr=False)
 
-    def check_size(self, variant_count: int) -> None:
-        """Raises InputError when the cross product is larger than anybody reads."""
+    def check_size(self, variant_count: int) -> int:
+        """The points of so many variants. Raises InputError when the cross product is larger than anybody reads."""
         count = variant_count
         for values in self._axes:
             count *= len(values)
@@ -245,6 +245,7 @@ class Question:
                 f"sweep: {count:,} points are more than {MOST_POINTS:,}; take larger steps, or, in Python, "
                 "from roofline.sweep import decode_sweep"
             )
+        return count
 
     @cached_property
     def _axes(self) -> tuple[Sequence[Any], ...]:

@@ -165,7 +165,7 @@ def _with_expected(question: Question, points: list[Point], engine: str | None, 
     from roofline.engines.profile import load_engine
 
     name = load_engine(engine).id if engine else DEFAULT_ENGINE
-    found = list(expected(question, points, name))
+    found = list(out.watch(expected(question, points, name), f"expecting {name}", len(points)))
     told = dict.fromkeys(one.said for one in found if one.said) if engine else {}
     errors = [one.error for one in found if one.error is not None] if engine else []
     mean = f"{100 * max(errors, default=0.0):.0f} % off on models they were not fitted to"
@@ -239,10 +239,11 @@ def what_if(
         meshes.all(),
         _chunk(prefill_chunk, isl, no_cache),
     )
-    question.check_size(1 + max(edits.count, int(no_cache)))
+    size = question.check_size(1 + max(edits.count, int(no_cache)))
     loaded = load_model(model)
     compared = answers.variants(loaded, edits, cached=not no_cache)
-    points = [point for variant in compared for point in question.points(variant)]
+    answered = (point for variant in compared for point in question.points(variant))
+    points = list(out.watch(answered, "answering", size))
     if convention == "lecture":
         assumes.append("all parameters but norms, and the KV read, over the bandwidth; nothing else takes time")
     points, told = _with_expected(question, points, engine, out)
