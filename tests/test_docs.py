@@ -280,7 +280,8 @@ def test_a_broken_anchor_is_found() -> None:
 
 def test_every_page_is_on_the_map() -> None:
     linked = {(DOCS / target.partition("#")[0]).resolve() for target in LINK.findall(prose(DOCS / "index.md"))}
-    assert [name_of(page) for page in PAGES[2:] if page.name != "index.md" and page not in linked] == []
+    pages = [page for page in PAGES[2:] if page.name != "index.md"]
+    assert [name_of(page) for page in [*pages, *(ROOT / "notebooks").glob("*.ipynb")] if page not in linked] == []
 
 
 @pytest.mark.parametrize("script", ["generate_reference.py"])
