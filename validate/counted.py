@@ -46,7 +46,7 @@ ELEMENTWISE = (*SPECIAL, *BINARY, *COMPARISONS, *OTHER)
 
 BUILDER_HOOKS = (
     "create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_dot", "cast_impl",
-    "set_grid_idx", *(f"create_{name}" for name in ELEMENTWISE),
+    "create_barrier", "set_grid_idx", *(f"create_{name}" for name in ELEMENTWISE),
 )  # fmt: skip
 FP8 = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
 COUNTERS = {"read": "read", "write": "written", "atomic": "atomic"}
@@ -76,6 +76,10 @@ class Tally:
     """Elements by elementwise operation."""
     reduced: int = 0
     scanned: int = 0
+    shared: Counter[str] = field(default_factory=Counter)
+    """Elements by argument that one program stores and another loads, in either order: a race."""
+    unordered: Counter[str] = field(default_factory=Counter)
+    """Elements by argument that lanes of one program store and other lanes load, with no barrier between."""
     programs: int = 0
     launches: int = 0
     touched: dict[tuple[str, str, int], np.ndarray[Any, Any]] = field(default_factory=dict, repr=False)
@@ -113,6 +117,25 @@ class Counts(Tally):
         return sum((tally.unique(kind) for tally in self.kernels.values()), Counter())
 
 
+NOBODY, SEVERAL = -1, -2
+LANES = 1 << 32
+"""A lane is known by its place in a block of so many elements: blocks of one size lie on a program's threads alike."""
+
+
+@dataclass
+class _Marks:
+    """Who touched each byte of an argument last in this launch: program, epoch of barriers, lane of its block."""
+
+    program: Any
+    epoch: Any
+    lane: Any
+
+    @classmethod
+    def of(cls, length: int) -> _Marks:
+        """Marks of bytes that nobody touched."""
+        return cls(np.full(length, NOBODY, np.int32), np.full(length, NOBODY, np.int32), np.full(length, NOBODY, np.int64))
+
+
 @dataclass
 class _Watch:
     """Which argument an address belongs to, and what has been counted."""
@@ -122,6 +145,10 @@ class _Watch:
     alive: list[Any] = field(default_factory=list)
     tallies: tuple[Tally, ...] = ()
     where: tuple[int, ...] = ()
+    program: int = -1
+    epoch: int = 0
+    """Barriers that the launch has passed; each program begins a new one."""
+    marks: dict[tuple[str, str, int], _Marks] = field(default_factory=dict)
 
     def add(self, counter: str, key: str, amount: int) -> None:
         """Adds to a counter of the kernel that runs and of all together."""
@@ -138,6 +165,8 @@ class _Watch:
         self.tallies = (self.counts, self.counts.kernels.setdefault(kernel, Tally()))
         self.increase("launches")
         self.spans.clear()
+        self.marks.clear()
+        self.program, self.epoch = -1, 0
         for name, value in arguments:
             tensor = getattr(value, "base", value) if type(value).__name__ == "TensorDescriptor" else value
             if hasattr(tensor, "untyped_storage") and tensor.numel():
@@ -149,8 +178,9 @@ class _Watch:
     def access(self, kind: str, pointers: Any, mask: Any) -> None:
         """Counts one load, store or atomic of a block of pointers."""
         addresses = pointers.data
-        lanes = np.broadcast_to(np.asarray(True if mask is None else mask.data, dtype=bool), addresses.shape)
-        live = addresses[lanes]
+        taken = np.broadcast_to(np.asarray(True if mask is None else mask.data, dtype=bool), addresses.shape)
+        live = addresses[taken]
+        lanes = np.flatnonzero(taken) * LANES + addresses.size
         size = max(8, pointers.get_element_ty().primitive_bitwidth) // 8
         if kind == "read" and live.size < addresses.size and self.spans:
             self.add("masked", self._owner(addresses, live), (addresses.size - live.size) * size)
@@ -159,13 +189,13 @@ class _Watch:
         low, high = int(live.min()), int(live.max()) + size
         for first, last, name in self.spans:
             if first <= low and high <= last:
-                self._count(kind, name, first, last, live, size)
+                self._count(kind, name, first, last, live, size, lanes)
                 return
         for first, last, name in self.spans:
             inside = (live >= first) & (live + size <= last)
             if inside.any():
-                self._count(kind, name, first, last, live[inside], size)
-                live = live[~inside]
+                self._count(kind, name, first, last, live[inside], size, lanes[inside])
+                live, lanes = live[~inside], lanes[~inside]
         if live.size:
             arguments = ", ".join(name for _, _, name in self.spans)
             raise OutOfBounds(
@@ -179,7 +209,7 @@ class _Watch:
         before = [span for span in self.spans if span[0] <= at]
         return max(before)[2] if before else min(self.spans)[2]
 
-    def _count(self, kind: str, name: str, first: int, last: int, live: Any, size: int) -> None:
+    def _count(self, kind: str, name: str, first: int, last: int, live: Any, size: int, lanes: Any) -> None:
         self.add(COUNTERS[kind], name, live.size * size)
         key, mine = (kind, name, first), self.tallies[-1].touched
         touched = mine.get(key)
@@ -188,6 +218,27 @@ class _Watch:
         offsets = (live - np.uint64(first)).astype(np.int64).ravel()
         for byte in range(size):
             touched[offsets + byte] = True
+        if kind != "atomic":
+            self._order(kind, name, first, offsets, size, last - first, lanes)
+
+    def _order(self, kind: str, name: str, first: int, offsets: Any, size: int, length: int, lanes: Any) -> None:
+        """Finds loads and stores of one place by two programs, or by two lanes of one with no barrier between."""
+        mine = self.marks.setdefault((kind, name, first), _Marks.of(length))
+        other = self.marks.get(("write" if kind == "read" else "read", name, first))
+        if other is not None:
+            by = other.program[offsets]
+            self.add("shared", name, int(((by != NOBODY) & (by != self.program)).sum()))
+            same = (by == self.program) & (other.epoch[offsets] == self.epoch) & (other.lane[offsets] != lanes)
+            self.add("unordered", name, int(same.sum()))
+        before = mine.program[offsets]
+        by = np.where((before == NOBODY) | (before == self.program), self.program, SEVERAL)
+        lane = np.where(
+            (before == self.program) & (mine.epoch[offsets] == self.epoch) & (mine.lane[offsets] != lanes), SEVERAL, lanes
+        )
+        for byte in range(size if kind == "write" else 1):
+            mine.program[offsets + byte] = by
+            mine.epoch[offsets + byte] = self.epoch
+            mine.lane[offsets + byte] = lane
 
 
 def _decoded(handle: Any) -> Any:
@@ -347,7 +398,12 @@ def counting() -> Iterator[Counts]:
     def begin(self: Any, *index: int) -> None:
         watch.increase("programs")
         watch.where = index
+        watch.program, watch.epoch = watch.program + 1, watch.epoch + 1
         original["set_grid_idx"](self, *index)
+
+    def barrier(self: Any, *operands: Any, **options: Any) -> Any:
+        watch.epoch += 1
+        return original["create_barrier"](self, *operands, **options)
 
     def arguments(self: Any, positional: Any, named: Any) -> Any:
         hosted = init(self, positional, named)
@@ -368,6 +424,7 @@ def counting() -> Iterator[Counts]:
     for name in ELEMENTWISE:
         replace(builder, f"create_{name}", _elementwise(watch, name, original[f"create_{name}"]))
     replace(builder, "set_grid_idx", begin)
+    replace(builder, "create_barrier", barrier)
     replace(builder, "create_dot", _dot(watch, original["create_dot"]))
     replace(builder, "cast_impl", _cast(original["cast_impl"]))
     replace(builder, "get_bf16", lambda self, value: _bf16(np.array([value], dtype=np.float32)))

@@ -58,6 +58,10 @@ def _kernel_mismatches(kernel: str, expected: Launch | None, counts: Tally | Non
         yield f"{kernel}: {counts.programs} programs, expected {expected.programs}"
     if counts.launches != 1:
         yield f"{kernel}: launched {counts.launches} times"
+    for name, elements in (+counts.shared).items():
+        yield f"{kernel}.{name}: {elements} elements loaded by one program and stored by another: a race"
+    for name, elements in (+counts.unordered).items():
+        yield f"{kernel}.{name}: {elements} elements loaded and stored by two lanes of a program with no barrier between"
     if counts.atomic:
         yield f"{kernel}: atomics on {', '.join(counts.atomic)}, none expected"
 
