@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,8 @@ from roofline.cli.output import Output
 from roofline.fanout import spread
 
 Cli = Callable[..., Any]
+
+ROOT = Path(__file__).parents[1]
 
 
 class Quiet:
@@ -177,3 +182,24 @@ def test_doctor_says_what_an_extra_is_for_and_how_to_get_it(cli: Cli, monkeypatc
     assert "works: all commands" in cli("doctor").out
     versions.pop("torch")
     assert "what the extras kernels are for does not" in cli("doctor").out
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("roofline do", ["doctor"]),
+        ("roofline plot ro", ["roofline"]),
+        ("roofline plot kv llama-2-13b mamba2", ["mamba2-2.7b"]),
+        ("roofline what-if llama-3.1-8b --gpu l40s,h200", ["l40s,h200-sxm"]),
+        ("roofline simulate llama-3.1-8b --engine v", ["vllm"]),
+        ("roofline validate ser", ["serving"]),
+    ],
+)
+def test_the_shell_completes(line: str, found: list[str]) -> None:
+    """As bash asks, with the word at the cursor last."""
+    words = {"_ROOFLINE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-c", "from roofline.cli import main; main()"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **words}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == found, done.stderr
