@@ -53,6 +53,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "roofline.engines.profile": ("load_engine", "engine_ids"),
     },
     "Planning": {
+        "roofline.planner.solve": ("solve", "Question", "Answer", "seek", "confirm"),
         "roofline.planner.workload": ("Workload", "Objective"),
         "roofline.planner.setups": ("setups", "variants", "Setup"),
         "roofline.planner.search": ("search", "frontier", "Plan", "Found"),

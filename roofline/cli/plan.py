@@ -149,6 +149,8 @@ def plan(
     roofline plan llama-3.1-70b --isl 2000 --osl 500 --rate 4 --ttft 1s --tpot 40ms --gpus h100-sxm,h200-sxm
     """
     from roofline.cli import plan_answer, sweeps
+    from roofline.planner.solve import GAMMAS, Question
+    from roofline.planner.verify import COUNTED
 
     load = _workload(isl, osl, rate, concurrency, offline)
     objective = _objective(ttft, tpot, percentile, offline)
@@ -162,13 +164,13 @@ def plan(
         raise InputError("draft: speculation needs --draft MODEL (or mtp) and --alpha RATE, the chance that a draft is accepted")
     if gamma and not draft:
         raise InputError("gamma: draft lengths belong to speculation; add --draft and --alpha")
-    question = plan_answer.Question(
+    question = Question(
         model, load, objective, _gpus(gpus), emit or engine or "vllm", engine_version,
         _one(sweeps.whole_numbers([max_gpus], "max-gpus"), "max-gpus") if max_gpus else MOST_GPUS,
         sweeps.names(dtype, "dtype") if dtype else None, sweeps.names(kv_dtype, "kv-dtype") if kv_dtype else None,
         draft, float(sweeps.fractions([alpha], "alpha")[0]) if alpha else None,
-        sweeps.whole_numbers(gamma or ["1,2,3,5"], "gamma") if draft else [], price, disaggregation, bound,
+        sweeps.whole_numbers(gamma, "gamma") if gamma else GAMMAS, price, disaggregation, bound,
         _one(sweeps.whole_numbers([show], "show"), "show"),
-        _one(sweeps.whole_numbers([requests], "requests"), "requests") if requests else None,
+        _one(sweeps.whole_numbers([requests], "requests"), "requests") if requests else COUNTED,
     )  # fmt: skip
     return plan_answer.answer(question, explain, emit is not None, out)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from roofline.cli.output import Cells, Output
-from roofline.errors import InputError, RooflineError
 from roofline.planner.ceilings import Ceiling, busiest, ceilings, users
-from roofline.planner.choose import Choice, Chosen, choose
-from roofline.planner.disaggregate import disaggregated
+from roofline.planner.choose import Choice
 from roofline.planner.launch import Launch, launch_records, launches, script
-from roofline.planner.prices import Rent, parse_prices, rent, watts
-from roofline.planner.search import Found, Plan, Point, frontier, search
+from roofline.planner.prices import watts
+from roofline.planner.search import Plan, Point, frontier
 from roofline.planner.sensitivity import Flip, label, sensitivity
-from roofline.planner.setups import Setup, comparable, setups, stored_formats, variants
-from roofline.planner.sizing import Drafting
-from roofline.planner.verify import COUNTED, Verdict, simulate, verdict_record
+from roofline.planner.solve import Answer, Question, confirm, seek
+from roofline.planner.verify import verdict_record
 from roofline.planner.workload import Objective, Workload
 
 LENGTHS = "every request has the same lengths; arrivals are random (Poisson), requests to equal instances are too"
@@ -29,129 +26,11 @@ NOT_MODELLED = "prefix caches, failures, cold starts, autoscaling, quality of qu
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Question:
-    """What was asked; see the options of ``roofline plan``."""
-
-    model: str
-    load: Workload
-    objective: Objective
-    gpus: Sequence[Any]
-    engine: str
-    version: str | None
-    most: int
-    weights: Sequence[str] | None
-    kv: Sequence[str] | None
-    draft: str | None
-    alpha: float | None
-    gammas: Sequence[int]
-    prices: list[str] | None
-    disaggregation: bool
-    bound: bool
-    shown: int
-    requests: int | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What was found.
-
-    Attributes:
-        launch_model: what the engine loads. stored: formats of the checkpoint. notes: what went out of the search, and why.
-    """
-
-    question: Question
-    launch_model: str
-    stored: tuple[str, str]
-    found: Found
-    chosen: Chosen
-    rents: dict[str, Rent | None]
-    notes: list[str]
-    drafts: Draftings
-
-
-Draftings = Mapping[str, Sequence[Drafting | None]]
-
-
-def _drafts(question: Question, model: Any, engine: Any) -> Draftings:
-    """For each GPU none, and speculation of each length; the draft runs whole on one GPU of an instance."""
-    if question.draft is None:
-        return {}
-    from roofline.configs.load import load_model
-    from roofline.parallel.mesh import Mesh
-    from roofline.planner.setups import Setup, Variant
-    from roofline.sharded import ShardedDeployment
-    from roofline.speculative.rounds import check_vocabulary, multi_token_module
-
-    assert question.alpha is not None
-    draft = multi_token_module(model) if question.draft == "mtp" else load_model(question.draft)
-    check_vocabulary(model, draft)
-    found: dict[str, list[Drafting | None]] = {}
-    for gpu in question.gpus:
-        one = Setup(
-            Variant(draft, "", ""), gpu, Mesh(), engine, question.load.length, ShardedDeployment(draft, gpu), question.bound
-        )  # fmt: skip
-        found[gpu.id] = [None, *(Drafting(gamma, question.alpha, one.times, draft) for gamma in question.gammas)]
-    return found
-
-
-def _setups(question: Question, model: Any, engine: Any) -> tuple[list[Setup], list[str]]:
-    found: list[Setup] = []
-    notes = []
-    for gpu in question.gpus:
-        given = variants(model, question.weights, question.kv, engine, gpu)
-        try:
-            some = list(setups(model, given, gpu, engine, question.load.length, question.most, bound=question.bound))
-        except RooflineError as error:
-            notes.append(f"{gpu.id} left out: {error}")
-            continue
-        if not some:
-            notes.append(
-                f"{gpu.id} left out: no layout of {model.name} on up to {question.most} of them holds a request of "
-                f"{question.load.length:,} tokens"
-            )
-        found += some
-    kept, lost = comparable(found)
-    return kept, [*notes, *lost]
-
-
-def solve(question: Question, out: Output) -> Answer:
-    """The search and its confirmation, behind bars. Raises InputError where no GPU holds the model at all."""
-    from roofline.configs.load import load_model, normalise, read_catalog
-    from roofline.engines.profile import load_engine
-
-    model, engine = load_model(question.model), load_engine(question.engine, question.version)
-    if model.encoder is not None:
-        raise InputError(f"model: {model.name} is an encoder-decoder; plans are made for decoders")
-    longest = model.max_context
-    if longest is not None and question.load.length > longest:
-        raise InputError(f"isl: a request of {question.load.length:,} tokens exceeds the {longest:,} that {model.name} admits")
-    ids = {name: gpu.id for gpu in question.gpus for name in (gpu.id, *gpu.aliases)}
-    given = parse_prices(question.prices, ids)
-    rents = {gpu.id: rent(gpu, given) for gpu in question.gpus}
-    candidates, notes = _setups(question, model, engine)
-    if not candidates:
-        raise InputError(f"gpus: {'; '.join(notes) or 'none given'}")
-    drafts = _drafts(question, model, engine)
-    sized = out.watch(candidates, "sizing")
-    found = search(sized, question.load, question.objective, rents, question.most, drafts)
-    if question.disaggregation and engine.id != "llamacpp" and not question.draft:
-        apart, tried = disaggregated(candidates, question.load, question.objective, rents, question.most)
-        found.plans += apart
-        found.tried += tried
+def _solve(question: Question, out: Output) -> Answer:
+    """The search and its confirmation, behind bars."""
+    sought = seek(question, lambda candidates: out.watch(candidates, "sizing"))
     with out.bar("simulating") as step:
-
-        def confirm(plan: Plan, load: Workload, objective: Objective) -> Verdict:
-            verdict = simulate(plan, load, objective, counted=question.requests or COUNTED)
-            step()
-            return verdict
-
-        chosen = choose(found.plans, question.load, question.objective, question.shown, question.most, confirm)
-    try:
-        name = str(read_catalog(normalise(question.model)).get("full_name") or question.model)
-    except KeyError:
-        name = question.model
-    return Answer(question, name, stored_formats(model), found, chosen, rents, notes, drafts)
+        return confirm(sought, step)
 
 
 def _rates(plan: Plan, choice: Choice | None, load: Workload) -> Record:
@@ -377,7 +256,7 @@ def _explanation(answer: Answer, details: Details, out: Output) -> None:
 
 def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
     """Prints the answer; 1 where nothing meets the objective."""
-    solved = solve(question, out)
+    solved = _solve(question, out)
     confirmed = solved.chosen.confirmed
     launch: list[Launch] = []
     if confirmed:

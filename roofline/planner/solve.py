@@ -1,0 +1,168 @@
+"""From a question to an answer: what is searched, what the simulator confirms, and what went out of the search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roofline.accelerator import Accelerator
+from roofline.errors import InputError, RooflineError
+from roofline.planner.choose import Chosen, choose
+from roofline.planner.disaggregate import disaggregated
+from roofline.planner.prices import Rent, parse_prices, rent
+from roofline.planner.search import Found, Plan, search
+from roofline.planner.setups import Setup, Variant, comparable, setups, stored_formats, variants
+from roofline.planner.sizing import Drafting
+from roofline.planner.verify import COUNTED, Verdict, simulate
+from roofline.planner.workload import Objective, Workload
+
+MOST_GPUS, SHOWN = 64, 3
+GAMMAS = (1, 2, 3, 5)
+
+Draftings = Mapping[str, Sequence[Drafting | None]]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        model: catalogue name or path. gpus: accelerators to choose from. engine, version: what serves.
+        most: GPUs at most. weights, kv: formats to choose from; None for those stored, and 8 bits.
+        draft: model that drafts, or "mtp"; alpha: chance that a draft is accepted; gammas: draft lengths to try.
+        prices: USD per GPU and hour as ``--price`` takes them; None for those of the files.
+        disaggregation: whether instances may only prefill or only decode. bound: step times are the datasheet's bound.
+        shown: deployments to confirm. requests: that the simulator counts for each.
+    """
+
+    model: str
+    load: Workload
+    objective: Objective
+    gpus: Sequence[Accelerator]
+    engine: str = "vllm"
+    version: str | None = None
+    most: int = MOST_GPUS
+    weights: Sequence[str] | None = None
+    kv: Sequence[str] | None = None
+    draft: str | None = None
+    alpha: float | None = None
+    gammas: Sequence[int] = GAMMAS
+    prices: list[str] | None = None
+    disaggregation: bool = True
+    bound: bool = False
+    shown: int = SHOWN
+    requests: int = COUNTED
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found.
+
+    Attributes:
+        launch_model: what the engine loads. stored: formats of the checkpoint. found: by the closed form.
+        chosen: what the simulator says. rents: price of each GPU. notes: what went out of the search, and why.
+        drafts: that were tried on each GPU.
+    """
+
+    question: Question
+    launch_model: str
+    stored: tuple[str, str]
+    found: Found
+    chosen: Chosen
+    rents: dict[str, Rent | None]
+    notes: list[str]
+    drafts: Draftings
+
+
+def _drafts(question: Question, model: Any, engine: Any) -> Draftings:
+    """For each GPU none, and speculation of each length; the draft runs whole on one GPU of an instance."""
+    if question.draft is None:
+        return {}
+    if question.alpha is None:
+        raise InputError("alpha: speculation needs the chance that a draft is accepted")
+    from roofline.configs.load import load_model
+    from roofline.parallel.mesh import Mesh
+    from roofline.sharded import ShardedDeployment
+    from roofline.speculative.rounds import check_vocabulary, multi_token_module
+
+    draft = multi_token_module(model) if question.draft == "mtp" else load_model(question.draft)
+    check_vocabulary(model, draft)
+    found: dict[str, list[Drafting | None]] = {}
+    for gpu in question.gpus:
+        one = Setup(
+            Variant(draft, "", ""), gpu, Mesh(), engine, question.load.length, ShardedDeployment(draft, gpu), question.bound
+        )  # fmt: skip
+        found[gpu.id] = [None, *(Drafting(gamma, question.alpha, one.times, draft) for gamma in question.gammas)]
+    return found
+
+
+def _setups(question: Question, model: Any, engine: Any) -> tuple[list[Setup], list[str]]:
+    found: list[Setup] = []
+    notes = []
+    for gpu in question.gpus:
+        given = variants(model, question.weights, question.kv, engine, gpu)
+        try:
+            some = list(setups(model, given, gpu, engine, question.load.length, question.most, bound=question.bound))
+        except RooflineError as error:
+            notes.append(f"{gpu.id} left out: {error}")
+            continue
+        if not some:
+            notes.append(
+                f"{gpu.id} left out: no layout of {model.name} on up to {question.most} of them holds a request of "
+                f"{question.load.length:,} tokens"
+            )
+        found += some
+    kept, lost = comparable(found)
+    return kept, [*notes, *lost]
+
+
+def seek(question: Question, watch: Callable[[list[Setup]], Iterable[Setup]] = iter) -> Answer:
+    """The search alone, nothing confirmed; ``watch`` sees the setups go by.
+
+    Raises InputError where no GPU holds the model at all.
+    """
+    from roofline.configs.load import load_model, normalise, read_catalog
+    from roofline.engines.profile import load_engine
+
+    model, engine = load_model(question.model), load_engine(question.engine, question.version)
+    if model.encoder is not None:
+        raise InputError(f"model: {model.name} is an encoder-decoder; plans are made for decoders")
+    longest = model.max_context
+    if longest is not None and question.load.length > longest:
+        raise InputError(f"isl: a request of {question.load.length:,} tokens exceeds the {longest:,} that {model.name} admits")
+    ids = {name: gpu.id for gpu in question.gpus for name in (gpu.id, *gpu.aliases)}
+    given = parse_prices(question.prices, ids)
+    rents = {gpu.id: rent(gpu, given) for gpu in question.gpus}
+    candidates, notes = _setups(question, model, engine)
+    if not candidates:
+        raise InputError(f"gpus: {'; '.join(notes) or 'none given'}")
+    drafts = _drafts(question, model, engine)
+    found = search(watch(candidates), question.load, question.objective, rents, question.most, drafts)
+    if question.disaggregation and engine.id != "llamacpp" and not question.draft:
+        apart, tried = disaggregated(candidates, question.load, question.objective, rents, question.most)
+        found.plans += apart
+        found.tried += tried
+    try:
+        name = str(read_catalog(normalise(question.model)).get("full_name") or question.model)
+    except KeyError:
+        name = question.model
+    return Answer(question, name, stored_formats(model), found, Chosen([], []), rents, notes, drafts)
+
+
+def confirm(answer: Answer, watch: Callable[[], None] = lambda: None) -> Answer:
+    """The answer with what the simulator says of the cheapest deployments; ``watch`` is called after each simulation."""
+    question = answer.question
+
+    def check(plan: Plan, load: Workload, objective: Objective) -> Verdict:
+        verdict = simulate(plan, load, objective, counted=question.requests)
+        watch()
+        return verdict
+
+    chosen = choose(answer.found.plans, question.load, question.objective, question.shown, question.most, check)
+    return replace(answer, chosen=chosen)
+
+
+def solve(question: Question) -> Answer:
+    """The search and its confirmation. Raises InputError where no GPU holds the model at all."""
+    return confirm(seek(question))
