@@ -86,7 +86,7 @@ def test_wide_experts_are_predicted_from_the_committed_constants() -> None:
         family = families(GPU)[frame.family, "moe"]
         expected = frame.model.seconds(frame.columns, chip_of(GPU), family.constants)
         error = np.abs(expected - frame.seconds) / frame.seconds
-        assert error[frame.held_out].mean() < (0.09 if "sglang" in frame.kernel else 0.2)
+        assert error[frame.held_out].mean() < (0.12 if "sglang" in frame.kernel else 0.2)
 
 
 def test_extrapolation_is_judged_by_twice_the_random_error() -> None:

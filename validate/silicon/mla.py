@@ -128,7 +128,8 @@ def _module(table: Table, rows: Any, kernel: str, gemm: str, kv: str, decode: bo
             scatter.put("columns", name, index, value)
     model, prefix = quantised(MODULE_DECODE if decode else MODULE_PREFILL), f"{setting}_" if setting else ""
     phase = "decode" if decode else "prefill"
+    name = f"{setting}/{phase} {prefix}{SHORT[kv]}" if setting else f"{kernel}/{phase} kv-{SHORT[kv]}"
     return make(
         table, rows, "mla_module", f"{SHORT.get(gemm, gemm)}-kv-{SHORT[kv]}", f"{prefix}{kernel}/{phase}", scatter.cost, model,
-        {**scatter.columns, **units}, ["num_heads"], "model", f"{setting or kernel}/{phase} kv-{SHORT[kv]}",
+        {**scatter.columns, **units}, ["num_heads"], "model", name,
     )  # fmt: skip
