@@ -6,21 +6,16 @@
 # objective (SLO), and both end in a command that can be pasted and a price per million tokens.
 
 # %%
-from functools import partial
-
 import roofline
 from roofline.allocation import Settings
 from roofline.cli.output import table
 from roofline.engines.documented import load_server
 from roofline.engines.profile import load_engine
 from roofline.planner.ceilings import ceilings
-from roofline.planner.choose import choose
 from roofline.planner.launch import launches
-from roofline.planner.prices import rent
-from roofline.planner.search import frontier, search
+from roofline.planner.search import frontier
 from roofline.planner.sensitivity import label, sensitivity
-from roofline.planner.setups import comparable, setups, stored_formats, variants
-from roofline.planner.verify import simulate
+from roofline.planner.solve import Question, solve
 from roofline.planner.workload import Objective, Workload
 from roofline.plots import lines_plot
 from roofline.serving import metrics
@@ -28,18 +23,8 @@ from roofline.serving.lengths import SHAPES, parse_length
 from roofline.serving.server import Options, make_server
 from roofline.serving.workload import synthetic
 
-model, engine = roofline.load_model("llama-3.1-70b"), load_engine("vllm")
+engine, most = load_engine("vllm"), 32
 gpus = [roofline.load_accelerator(name) for name in ("h100-sxm", "h200-sxm")]
-rents, most = {gpu.id: rent(gpu) for gpu in gpus}, 32
-
-
-def plan(load, objective, wanted=3, counted=1500):
-    """What meets the objective in closed form, and the cheapest deployments that the simulator confirms."""
-    every = [
-        setup for gpu in gpus for setup in setups(model, variants(model, None, None, engine, gpu), gpu, engine, load.length, most)
-    ]
-    found = search(comparable(every)[0], load, objective, rents, most)
-    return found, choose(found.plans, load, objective, wanted, most, partial(simulate, counted=counted))
 
 
 def usd_per_mtok(plan, tokens_per_s):
@@ -55,7 +40,8 @@ def usd_per_mtok(plan, tokens_per_s):
 
 # %%
 chat, slo = Workload(isl=1500, osl=300, rate=10.0), Objective(ttft=1.0, tpot=0.03)
-found, chosen = plan(chat, slo)
+answer = solve(Question("llama-3.1-70b", chat, slo, gpus, most=most, disaggregation=False))
+found, chosen = answer.found, answer.chosen
 print(f"{found.tried:,} deployments sized, {len(found.plans)} meet the SLO in closed form; confirmed by the simulator:")
 rows = [
     [label(c.plan), c.plan.gpus, f"{c.verdict.ttft_high_s * 1e3:.0f}", f"{c.verdict.tpot_s * 1e3:.1f}",
@@ -87,7 +73,7 @@ lines_plot(
 # %%
 best = chosen.confirmed[0].plan
 print(", ".join(f"{one.name} {one.users:,}" for one in ceilings(best, chat, slo) if one.users is not None))
-for flip in sensitivity(found.plans, chat, slo, rents, most, {}):
+for flip in sensitivity(found.plans, chat, slo, answer.rents, most, {}):
     change = "no change"
     if flip.flips_at is not None:
         change = f"{'below' if flip.flips_at < flip.nominal else 'above'} {flip.flips_at:.3g}: {flip.to}"
@@ -130,7 +116,7 @@ print(table(headers, [row(f"{n} instances", result) for n, result in real.items(
 # slow answer costs; the command is the same, started once more.
 
 # %%
-(chat_launch,) = launches(best, "meta-llama/Llama-3.1-70B-Instruct", 16384, stored_formats(model))
+(chat_launch,) = launches(best, answer.launch_model, 16384, answer.stored)
 chat_usd = usd_per_mtok(best, chat.rate * chat.osl)
 print(f"# {chat_launch.instances} of these behind a load balancer, {chat_usd:.2f} USD per million output tokens")
 print(chat_launch.command)
@@ -162,8 +148,8 @@ print(f"{per_session:.1f} steps a session, {prompt:,} tokens of prompt and {outp
 
 # %%
 agent = Workload(isl=prompt, osl=output, rate=sessions_per_s * per_session)
-every, cold = plan(agent, limits, wanted=1, counted=400)
-cold_plan = cold.confirmed[0].plan
+cold = solve(Question("llama-3.1-70b", agent, limits, gpus, most=most, disaggregation=False, shown=1, requests=400))
+cold_plan = cold.chosen.confirmed[0].plan
 print(f"without a prefix cache: {label(cold_plan)}, {cold_plan.gpus} GPUs, {cold_plan.usd_per_hour:.2f} USD/h")
 
 # %% [markdown]
@@ -171,7 +157,7 @@ print(f"without a prefix cache: {label(cold_plan)}, {cold_plan.gpus} GPUs, {cold
 # enough, against the cold plan without:
 
 # %%
-by_size = {one.setup.gpus: one for one in reversed(every.plans) if one.setup.accelerator == cold_plan.setup.accelerator}
+by_size = {one.setup.gpus: one for one in reversed(cold.found.plans) if one.setup.accelerator == cold_plan.setup.accelerator}
 kept = {}
 for size, one in sorted(by_size.items()):
     kept[size] = serve(one, drawn, 1, limits, prefix_cache=True)
@@ -203,7 +189,7 @@ lines_plot(
 )  # fmt: skip
 
 # %%
-(agent_launch,) = launches(agent_plan, "meta-llama/Llama-3.1-70B-Instruct", 65536, stored_formats(model))
+(agent_launch,) = launches(agent_plan, answer.launch_model, 65536, answer.stored)
 words = (*agent_launch.words, "--enable-prefix-caching")
 load_server("vllm").check(words)
 agent_usd = usd_per_mtok(agent_plan, agent.rate * agent.osl)
