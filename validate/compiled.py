@@ -142,8 +142,13 @@ def _tool(name: str, *arguments: str) -> str:
     import triton
 
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
-    done = subprocess.run([str(path), *arguments], capture_output=True, text=True, check=False)
-    return done.stdout + done.stderr
+    try:
+        done = subprocess.run([str(path), *arguments], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CompileError(f"{name} does not run: {error}") from error
+    if done.returncode:
+        raise CompileError(f"{name} ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}")
+    return done.stdout
 
 
 def _nvidia(binary: Any) -> tuple[int, int, Counter[str]]:
@@ -154,8 +159,11 @@ def _nvidia(binary: Any) -> tuple[int, int, Counter[str]]:
         usage = re.search(r"REG:(\d+)", _tool("cuobjdump", "-res-usage", file.name))
         code = _tool("nvdisasm", "-c", file.name)
     found = Counter(re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+(?:\.EX2)?)", code))
-    registers = int(usage[1]) if usage else -1
-    return registers, found["STL"] + found["LDL"], found
+    if usage is None or not int(usage[1]):
+        raise CompileError("cuobjdump says nothing of registers")
+    if not found["EXIT"]:
+        raise CompileError("nvdisasm shows no instructions")
+    return int(usage[1]), found["STL"] + found["LDL"], found
 
 
 def _amd(binary: Any) -> tuple[int, int, Counter[str]]:
@@ -164,7 +172,9 @@ def _amd(binary: Any) -> tuple[int, int, Counter[str]]:
 
     def number(name: str) -> int:
         match = re.search(rf"\.{name}:\s*(\d+)", code)
-        return int(match[1]) if match else 0
+        if match is None:
+            raise CompileError(f"the code object says nothing of {name}")
+        return int(match[1])
 
     spills = number("vgpr_spill_count") + number("sgpr_spill_count")
     return number("vgpr_count"), spills, Counter(re.findall(r"v_mfma", code))
@@ -250,6 +260,8 @@ def compile_build(spec: Spec, build: Build, arch: str) -> list[Compiled]:
     where = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32) if nvidia else GPUTarget("hip", arch, 64)
     with target(arch) as device, recording() as calls:
         spec.launch(build.case, spec.inputs(build.case, "meta"))
+    if not calls:
+        raise CompileError("the launch starts no kernel")
     results = []
     for call in calls:
         began = time.perf_counter()
@@ -266,30 +278,62 @@ def compile_build(spec: Spec, build: Build, arch: str) -> list[Compiled]:
     return results
 
 
+def failed(kernel: str, case: str, arch: str, why: str) -> Compiled:
+    """The record of a build that gave no code: it has no registers, and a failure."""
+    return Compiled(kernel, case, "", arch, 0, 0, 0, 0, 0, 0, failures=(f"not compiled: {why}",))
+
+
 def compile_all(kernels: Iterable[str], archs: Iterable[str]) -> Iterator[Compiled]:
-    """Every build of the kernels, for those of the architectures that it is meant for."""
+    """Every build of the kernels, for those of the architectures that it is meant for. One that fails says so."""
+    for kernel, case, arch in wanted(kernels, archs):
+        try:
+            spec = load(kernel)
+            yield from compile_build(spec, next(build for build in spec.builds if build.case.name == case), arch)
+        except Exception as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            yield failed(kernel, case, arch, f"{type(error).__name__}: {' '.join(lines)[-300:]}")
+
+
+def wanted(kernels: Iterable[str], archs: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """(kernel, case, architecture) of every build, or ("", "") in place of the last two for a kernel whose file fails."""
+    chosen = tuple(archs)
     for name in kernels:
-        spec = load(name)
-        for build in spec.builds:
-            for arch in archs:
-                if arch in build.targets:
-                    yield from compile_build(spec, build, arch)
+        try:
+            builds = load(name).builds
+        except Exception:
+            yield name, "", ""
+            continue
+        yield from ((name, build.case.name, arch) for build in builds for arch in chosen if arch in build.targets)
+
+
+def complete(announced: Iterable[tuple[str, str, str]], found: Iterable[Compiled], why: str) -> list[Compiled]:
+    """The records, and one that says so for every build that has none."""
+    records = list(found)
+    seen = {(one.kernel, one.case, one.arch) for one in records}
+    return [*records, *(failed(*one, why) for one in announced if one not in seen)]
 
 
 def run(kernels: Iterable[str] = KERNELS, archs: Iterable[str] = DEVICES) -> list[Compiled]:
-    """Compiles in a process of its own, with a cache that lasts as long as it. Raises CompileError when it fails."""
+    """Compiles in a process of its own, with a cache that lasts as long as it.
+
+    A build that fails, or that the process did not live to compile, has a record with the failure.
+    """
+    chosen, targets = tuple(kernels), tuple(archs)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
-            [sys.executable, "-m", "roofline.validate.compiled", ",".join(kernels), ",".join(archs)],
+            [sys.executable, "-m", "roofline.validate.compiled", ",".join(chosen), ",".join(targets)],
             capture_output=True, text=True, check=False, env={**environment, "TRITON_CACHE_DIR": cache},
         )  # fmt: skip
-    if done.returncode:
-        raise CompileError(f"compiling failed: {done.stderr.strip()[-2000:]}")
-    return [Compiled(**{**record, "failures": tuple(record["failures"])}) for record in map(json.loads, done.stdout.splitlines())]
+    announced, *records = [json.loads(line) for line in done.stdout.splitlines()] or [[(name, "", "") for name in chosen]]
+    found = [Compiled(**{**record, "failures": tuple(record["failures"])}) for record in records]
+    last = (done.stderr.strip().splitlines() or ["no record of it"])[-1]
+    return complete([tuple(one) for one in announced], found, f"the process ended with {done.returncode}, {last}")
 
 
 if __name__ == "__main__":
-    for one in compile_all(*(argument.split(",") for argument in sys.argv[1:3])):
+    chosen = [argument.split(",") for argument in sys.argv[1:3]]
+    print(json.dumps(list(wanted(*chosen))), flush=True)
+    for one in compile_all(*chosen):
         print(json.dumps(dataclasses.asdict(one)), flush=True)

@@ -35,6 +35,9 @@ def compiled(names: Iterable[str], archs: Iterable[str]) -> Iterator[dict[str, A
     from roofline.validate.compiled import run
 
     for one in run(names, archs):
+        if not one.registers:
+            yield _record(kernel=one.kernel, case=one.case, arch=one.arch, failures=list(one.failures))
+            continue
         yield _record(
             kernel=one.kernel, case=one.case, argument=one.function, registers=one.registers, spills=one.spills,
             shared_bytes=one.shared, matrix_unit=one.matrix_unit or None, occupancy=one.occupancy, arch=one.arch,

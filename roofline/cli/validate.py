@@ -134,7 +134,7 @@ def _kernel_row(line: dict[str, Any]) -> list[Any]:
     from roofline.units import latency, traffic
 
     expected, counted, time, fraction = (line[key] for key in ("expected", "counted", "measured_s", "roof_fraction"))
-    judged = counted or line["registers"] is not None
+    judged = counted or line["registers"] is not None or line["failures"]
     return [
         line["kernel"], line["case"], traffic(expected) if expected else "-", traffic(counted) if counted else "-",
         f"{counted / expected:g}" if counted and expected else "-",
@@ -161,8 +161,12 @@ def _kernels(names: str, out: Output) -> int:
     out.records(records, cells)
     failures = sorted({f"{r['kernel']} {r['case']}: {failure}" for r in records for failure in r["failures"]})
     measured = sum(record["measured_s"] is not None for record in records)
+    cases = {(record["kernel"], record["case"]) for record in records}
+    wrong = {(record["kernel"], record["case"]) for record in records if record["failures"]}
+    right = "counted equals expected as integers, compiled for sm_90"
+    holds = f"{len(wrong)} of {len(cases)} cases are wrong" if wrong else right
     out.note(
-        "", *failures, f"{len(records)} records; counted equals expected as integers, compiled for sm_90, measured: {measured}",
+        "", *failures, f"{len(records)} records; {holds}, measured: {measured}",
         *([] if measured else ["no GPU record is committed (roofline bench makes one)"]),
     )  # fmt: skip
     return FINDING if failures else OK
