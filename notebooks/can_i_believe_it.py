@@ -187,9 +187,8 @@ held = [row for row in everything if row["target"]]
 missed = [row for row in held if float(row["mape"]) > float(row["target"])]
 print(f"{len(held) - len(missed)} of {len(held)} targets are met; missed:")
 for one in missed:
-    print(
-        f"{float(one['mape']):6.1%}  {one['gpu']}, {one['class']} {one['kernel']} {one['dtype']}, target {float(one['target']):.0%}"
-    )
+    what = f"{one['gpu']}, {one['class']} {one['kernel']} {one['dtype']}"
+    print(f"{float(one['mape']):6.1%}  {what}, target {float(one['target']):.0%}")
 gone = [row for row in held_out if int(row["dropped"] or 0)]
 print(f"{sum(int(row['dropped']) for row in gone):,} operator rows of {len(gone)} families left", end="; ")
 print(f"with them these err {mean(gone, 'mape_with_dropped'):.1%} instead of {mean(gone, 'mape'):.1%}")
