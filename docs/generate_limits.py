@@ -15,6 +15,8 @@ from roofline.configs.load import load_model, model_names
 from roofline.configs.unsupported import UNSUPPORTED
 from roofline.engines.profile import engine_ids, load_engine
 from roofline.validate.record import read, recorded_gpus
+from roofline.validate.serving import record as serving
+from roofline.validate.serving.targets import target_of
 
 HEAD = """\
 # Limits
@@ -90,7 +92,7 @@ def accelerators() -> Iterator[str]:
 
     yield "## Accelerators"
     yield ""
-    yield f"- Calibrated step times exist for {names([chip for chip in chips if chip.calibration])}; others have bounds only."
+    yield f"- Calibrated constants exist for {names([chip for chip in chips if chip.calibration])}; others have bounds only."
     blind = [chip for chip in chips if "vector" not in chip.compute]
     yield f"- No elementwise rate is known of {names(blind)}: such work takes no time there."
     nominal = [chip for chip in chips if chip.capacity_rung == "nominal"]
@@ -127,7 +129,18 @@ def misses() -> Iterator[str]:
                 error, target = (f"{100 * float(row[name]):.1f}" for name in ("mape", "target"))
                 yield f"| {gpu} | {row['class']} | {row['kernel']} | {kind} | {error} | {target} |"
     yield ""
-    yield "What whole servers are off by stands under [whole servers](validation.md#whole-servers), what the time models"
+    yield "Whole servers, on models that no constant has seen: mean error of the time per output token and to the first one."
+    yield ""
+    yield "| | runs | error % | target % |"
+    yield "|---|---|---|---|"
+    for score in serving.read()["scores"]:
+        group = {None: "dense models", "moe": "models with experts"}.get(score["model"], score["model"])
+        if score["split"] == "unseen_model" and score["engine"] is None and score["gpu"] is None:
+            limits = target_of(score["metric"], score["split"], score["model"])
+            verdict = "" if limits is None else f"{100 * limits[0]:.0f}{'' if score['mape'] <= limits[0] else ' missed'}"
+            yield f"| {score['metric'].upper()}, {group} | {score['n']} | {100 * score['mape']:.1f} | {verdict} |"
+    yield ""
+    yield "Engine by engine they stand under [whole servers](validation.md#whole-servers), what the time models"
     yield "cannot say under [limits](validation.md#limits) there, and what is not shown of the kernels in"
     yield "[kernels.md](kernels.md#what-is-not-shown)."
     yield ""

@@ -284,7 +284,7 @@ def test_every_page_is_on_the_map() -> None:
     assert [name_of(page) for page in [*pages, *(ROOT / "notebooks").glob("*.ipynb")] if page not in linked] == []
 
 
-@pytest.mark.parametrize("script", ["generate_reference.py"])
+@pytest.mark.parametrize("script", ["generate_reference.py", "generate_limits.py"])
 def test_generated_pages_are_fresh(script: str) -> None:
     done = subprocess.run(
         [sys.executable, DOCS / script, "--check"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
