@@ -250,6 +250,9 @@ def make_server(
     if options.draft and options.draft.draft is not None:
         notes.append("the draft runs on one GPU of each replica; its weights and cache are not taken off the cache")
     notes.append(f"at most {sequences:,} sequences and {batched:,} tokens in a step")
+    admitted = deployment.model.max_context
+    if admitted is not None and min(longest, cache.longest or longest) > admitted:
+        notes.append(f"requests of up to {longest:,} tokens are longer than the {admitted:,} that the config admits")
     allocation = _allocation(options, scheduler, engine)
     if allocation == "oracle" and options.allocation is None:
         who = engine.name if engine and engine.id in RESERVES else "a static batch"

@@ -44,6 +44,16 @@ def test_a_simulation_answers_with_units_and_what_it_rests_on(cli: Callable[...,
     assert found["not_modelled"]
 
 
+def test_requests_that_exceed_the_models_own_context_are_named(cli: Callable[..., Any]) -> None:
+    said = "requests of up to 9,010 tokens are longer than the 8,192 that the config admits"
+    long = (*BASE, "--rate", "1", "--isl", "9000", "--osl", "10", "--requests", "3", "-o", "json")
+    (found,) = cli(*long, "--max-model-len", "16384").records
+    assert said in found["assumes"]
+    (refused,) = cli(*long).records
+    assert refused["refused"] == 3
+    assert said not in refused["assumes"]
+
+
 def test_an_engine_brings_its_cache_and_its_defaults(cli: Callable[..., Any]) -> None:
     (found,) = cli(*DRAWN, "--engine", "vllm", "-o", "json").records
     (fit,) = cli("fit", "llama-3-8b", "--gpu", "h100-sxm", "--engine", "vllm", "-o", "json").records
