@@ -141,8 +141,9 @@ print(table(["step times", "instance", "GPUs", "MW", "USD per M output tokens"],
 print(f"(at {price.usd:.2f} USD per GPU and hour: {price.source})")
 
 # %% [markdown]
-# That the last two rows meet so closely is luck: H200s are not H800s, the mix of prompts and outputs is another, and the step
-# times of models with experts err by a fifth. That the bound promises a quarter of the GPUs is not: plan with calibrated times.
+# More than agreement to a factor of two cannot be asked of the last two rows: H200s are not H800s, the mix of prompts and
+# outputs is another, and step times of models with experts err by a fifth. But the bound promises a quarter of the GPUs, which
+# is a mistake of another size: plan with calibrated times.
 #
 # ## What a tenth is worth
 #
