@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,11 +11,12 @@ from roofline.accelerator import load_accelerator
 from roofline.expected.calibration import families
 from roofline.expected.collective import EXCHANGE
 from roofline.expected.model import Chip
+from roofline.validate.document import _borrowed
 from roofline.validate.scores import extrapolations
 
 pytest.importorskip("aiconfigurator_core", reason="the silicon extra is not installed")
 
-from roofline.validate.silicon import exchange, mla, wide
+from roofline.validate.silicon import delta, exchange, mla, wide
 from roofline.validate.silicon.routing import rank_load
 from roofline.validate.silicon.source import hashes
 from roofline.validate.silicon.suite import beats_bound, bound, chip_of
@@ -87,6 +90,27 @@ def test_wide_experts_are_predicted_from_the_committed_constants() -> None:
         expected = frame.model.seconds(frame.columns, chip_of(GPU), family.constants)
         error = np.abs(expected - frame.seconds) / frame.seconds
         assert error[frame.held_out].mean() < (0.12 if "sglang" in frame.kernel else 0.2)
+
+
+def test_a_state_that_is_written_in_place_fits_a_cache_once() -> None:
+    frame = next(f for f in delta.frames(GPU) if f.kernel == "vllm/fused_recurrent_gated_delta_rule_packed_decode/generation")
+    instant = replace(frame, seconds=np.zeros(len(frame)))
+    distinct, moved = frame.columns["touched"], frame.columns["bytes"]
+    limit = 1.5 * chip_of(GPU).l2
+    assert ((distinct < limit) & (moved > limit)).any()
+    assert (beats_bound(instant, chip_of(GPU)) == (distinct > limit)).all()
+
+
+def test_a_poor_transfer_is_said_with_its_figures() -> None:
+    def row(n: int, mape: float, plain: float) -> dict[str, str]:
+        return {"n": str(n), "mape": str(mape), "plain": str(plain)}
+
+    good = list(_borrowed([row(300, 0.1, 0.7), row(100, 0.2, 0.1)]))
+    assert good == ["Over all rows the error is 12.5 % (the bound alone: 55.0 %).", ""]
+    poor = " ".join(_borrowed([row(300, 0.9, 0.5), row(100, 0.1, 0.5)]))
+    assert "70.0 %" in poor
+    assert "transfer is poor" in poor
+    assert "75 % of the rows" in poor
 
 
 def test_extrapolation_is_judged_by_twice_the_random_error() -> None:

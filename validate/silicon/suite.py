@@ -68,7 +68,8 @@ def bound(frame: Frame, chip: Chip) -> Any:
 
 
 def beats_bound(frame: Frame, chip: Chip, limit: Any = None) -> Any:
-    """Mask of the rows that no cache explains: faster than ``SLACK`` of the bound, with more bytes than caches hold."""
+    """Mask of the rows that no cache explains: faster than ``SLACK`` of the bound, on more distinct bytes than caches hold."""
     limit = bound(frame, chip) if limit is None else limit
-    too_big = frame.columns["bytes"] > WARM * chip.l2 if "least_wire" not in frame.columns else True
+    touched = frame.columns.get("touched", frame.columns["bytes"])
+    too_big = touched > WARM * chip.l2 if "least_wire" not in frame.columns else True
     return (frame.seconds < SLACK * limit) & too_big
