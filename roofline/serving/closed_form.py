@@ -1,21 +1,23 @@
 """A server under a steady load, in closed form: time to first token, time per token and throughput of a closed loop.
 
-``concurrency`` clients send a request of I prompt and O output tokens each, and the next one when it is answered. In the
-steady state every sequence decodes O steps while each of the R - 1 others is prefilled once, so that the mean time per
-token is a decode step plus (R - 1) / O of what a prompt adds to a step that it joins:
+``concurrency`` clients send a request of I prompt and O output tokens each, and the next one when it is answered. R of them
+run: all, or as many as the cache holds. Seen from one of them the R - 1 others bring X prompts per second, each of which adds
+``added`` to the steps that it joins, and whoever decodes waits for all of them:
 
-    TPOT = decode + (R - 1) / O * added            added = turns * (mixed - decode) / group
+    TPOT = decode / (1 - X * added)        X = (R - 1) / (TTFT + O * TPOT)        added = turns * (mixed - decode) / group
 
-A step takes ``group`` = max(1, R / O) prompts, in ``turns`` chunks where its token budget is smaller. R is the concurrency,
-or as many sequences as the cache holds; who does not fit waits for a slot, O * TPOT / R each.
+which is a quadratic equation in X. A step takes ``group`` = max(1, R / O) prompts, in ``turns`` chunks where its token budget is
+smaller. A prompt takes ``service`` = added + decode * fresh / room of whole steps, so that X never exceeds 1 / service, and
 
-    TTFT = request + turns * mixed + E[X^2] / (2 E[X]) + shared * added + queue
+    TTFT = request + turns * decode + added + left * (1 + u / (1 - u + 1 / sqrt(R))) + queue
 
-A request waits for what is left of the step that is under way (X: a step, mixed or not; long ones are met more often), then
-its own chunks run, beside those of ``shared`` others that came meanwhile. All clients send their first request at once: of N
-requests of each, one in N waits for half of all prompts, run ``together`` as the budget allows.
-Source: the steady-state argument of continuous batching (Yu et al. 2022, Orca); residual time of renewal theory; Little's
-law for the throughput.
+A request waits for what is ``left`` of the steps under way, half of those that it meets, long ones more often, and for prompts
+before it: a server that is busy a share u = X * service of the time (M/D/1, left / (1 - u)), 1 / sqrt(R) away from its
+pole because R clients are all there are. Who finds no room in the cache waits for a place, concurrency / R - 1 lives of a
+request. All clients send their first request at once: of N requests of each, one in N waits for half of all prompts, run
+``together`` as the budget allows.
+Source: the steady-state argument of continuous batching (Yu et al. 2022, Orca); Pollaczek and Khinchine's mean wait; residual
+time of renewal theory; Little's law. The distance from the pole is the relative width of a binomial number of clients.
 
 Everything is arithmetic over floats or arrays; ``closed_form`` evaluates it for one deployment, with the same step times as
 the simulator.
@@ -40,6 +42,8 @@ GROWTH = 0.6
 RESERVED = {"trtllm": 1.0}
 """The same for engines that admit a request only with room for its whole output (TensorRT-LLM's GUARANTEED_NO_EVICT)."""
 DEFAULT_BUDGET = 8192
+ROUNDS = 3
+"""Rounds in which wait and rate find each other; more change nothing that is seen."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Loads:
     Attributes:
         running: sequences at once. decode: a step without prompts. mixed: one with. alone: the prompts of that, without decodes.
         burst: prompts only, ``together`` of them, whole. group: prompts of a mixed step. turns: steps until they are done.
+        share: of a whole step's budget that a prompt takes, above 1 for one that is cut.
     """
 
     running: Any
@@ -78,6 +83,7 @@ class Loads:
     group: Any
     turns: Any
     together: Any
+    share: Any
 
 
 def loads(
@@ -102,7 +108,9 @@ def loads(
     mixed = Load(running, context, group, fresh / turns, behind)
     nothing = 0.0 * running
     burst = Load(nothing, context, together, fresh, cached + nothing)
-    return Loads(running, Load(running, context), mixed, replace(mixed, decodes=nothing), burst, group, turns, together)
+    return Loads(
+        running, Load(running, context), mixed, replace(mixed, decodes=nothing), burst, group, turns, together, fresh / room
+    )
 
 
 @dataclass(frozen=True)
@@ -122,18 +130,33 @@ def steady(
     ``burst`` matters where the client starts all at once or comes in waves; without it, as if prompts ran one by one.
     """
     running, group, turns, together = found.running, found.group, found.turns, found.together
-    added = turns * (mixed - decode) / group
-    waved, others = client.wave > 0, maximum(running - 1.0, 0.0)
+    others, waved = maximum(running - 1.0, 0.0), client.wave > 0
     wave = together * turns * alone / group if burst is None else burst
-    tpot = decode + others / output * where(waved, 0.5 * wave / together, added)
-    share = minimum(turns * others / (output * group), 1.0)
-    met = (share * mixed * mixed + (1.0 - share) * decode * decode) / tpot
-    shared = maximum(others / (output * tpot) * met - (group - 1.0), 0.0)
-    own = turns * mixed + 0.5 * met + shared * added
+    own, token = _shared(decode, mixed, output, found)
+    tpot = where(waved, decode + others / output * 0.5 * wave / together, token)
     first = 0.5 * (running / together + 1.0) * wave
-    queue = maximum(concurrency / running - 1.0, 0.0) * output * tpot
-    start = where(waved, first, own + (first - own) / client.rounds)
-    return Steady(request + client.held * decode + queue + start, tpot)
+    own = where(waved, first, own + maximum(first - own, 0.0) / client.rounds)
+    queue = maximum(concurrency / running - 1.0, 0.0) * (output * tpot + own)
+    return Steady(request + client.held * decode + queue + own, tpot)
+
+
+def _shared(decode: Any, mixed: Any, output: Any, found: Loads) -> tuple[Any, Any]:
+    """(seconds from scheduling to first token, seconds per token) where prompts and decodes of all share the steps."""
+    running, turns, others = found.running, found.turns, maximum(found.running - 1.0, 0.0)
+    added = turns * (mixed - decode) / found.group
+    service, bare = added + decode * found.share, turns * decode + added
+    under_way, fading = 0.5 * minimum(others, 1.0), 1.0 + 1.0 / running**0.5
+    block, wait = turns * mixed, 0.0 * bare
+    for _ in range(ROUNDS):
+        life = bare + wait
+        half = output * decode + life + others * added
+        rate = 2.0 * others / (half + (half * half - 4.0 * added * life * others) ** 0.5)
+        rate = minimum(rate, 1.0 / service)
+        prompts = minimum(rate * block / found.group, 1.0)
+        busy = rate * service
+        wait = under_way * (prompts * block + (1.0 - prompts) * decode) * (1.0 + busy / (fading - busy))
+    tpot = decode / (1.0 - rate * added)
+    return maximum(bare + wait, others * service - output * tpot), tpot
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ def rows() -> Any:
 
 
 def simulated(row: Any) -> Result:
-    """The run of a row. The cache of the H100 runs is 16 bits wide: with fp8 nobody would wait there."""
-    edits = [dtype("fp8")] if row["gpu"] == "h100-sxm" else [dtype("fp8"), kv_dtype("fp8")]
+    """The run of a row."""
+    edits = [dtype(row["weights"]), *([kv_dtype(row["kv"])] if row["kv"] else [])]
     model = apply(load_model("llama-3.1-70b"), edits)
     deployment = ShardedDeployment(model, load_accelerator(row["gpu"]), mesh=Mesh(tp=int(row["tp"])))
     users = int(row["clients"])
@@ -55,6 +55,32 @@ def simulated(row: Any) -> Result:
     server = make_server(deployment, load, engine=engine, settings=settings, options=Options(scheduler="chunked"))
     assert server.times.provenance == "calibrated"
     return Result(server.serve(load))
+
+
+def test_the_cache_of_the_h100_runs_is_sixteen_bits_wide() -> None:
+    """By Little's law alone: the tokens of those who run are what vLLM's memory rules give of 16 bits, and half of those of 8."""
+    pytest.importorskip("aiconfigurator_core", reason="the measured rows come with aiconfigurator-core")
+    from roofline.validate.serving.rows import measured
+    from roofline.validate.serving.runs import structure
+
+    table = measured().table
+    mine = table[(table["name"] == "llama-3.1-70b") & (table["engine"] == "vllm") & (table["isl"] == 8192) & (table["ttft"] > 5)]
+    seen = []
+    for _, row in mine[mine["gpu"] != "b200-sxm"].iterrows():
+        life = row["output"] * row["tpot"]
+        tokens = row["clients"] * life / (life + row["ttft"]) * (row["prompt"] + 0.5 * row["output"])
+        narrow, wide = (
+            structure("llama-3.1-70b", "fp8", kv, row["gpu"], "vllm", int(row["tp"]), 1, 1).capacity(
+                0.9, int(row["clients"]), 8192, 8192 + 1024
+            )
+            for kv in ("fp8", "")
+        )
+        right, wrong = (wide, narrow) if row["gpu"] == "h100-sxm" else (narrow, wide)
+        assert tokens == pytest.approx(right, rel=0.1)
+        assert tokens != pytest.approx(wrong, rel=0.4)
+        seen.append(row["gpu"])
+    assert seen.count("h100-sxm") == 2
+    assert "h200-sxm" in seen
 
 
 def test_queues_of_full_caches_are_found() -> None:

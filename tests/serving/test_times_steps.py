@@ -22,7 +22,11 @@ from roofline.expected.serving import fitted, serving_of
 from roofline.parallel.mesh import Mesh
 from roofline.serving.calibrated import ExpectedSteps
 from roofline.serving.closed_form import Client, closed_form, loads, steady
+from roofline.serving.metrics import Result
+from roofline.serving.policies import Policy
+from roofline.serving.server import Cache, Server
 from roofline.serving.steps import BoundSteps, StepShape, step_times
+from roofline.serving.workload import Workload
 from roofline.sharded import ShardedDeployment
 
 LLAMA = apply(load_model("llama-3.1-70b"), [dtype("fp8"), kv_dtype("fp8")])
@@ -162,12 +166,12 @@ def test_every_kernel_of_an_engine_has_constants() -> None:
 
 
 def test_one_client_waits_for_nobody() -> None:
-    """A single closed-loop client: TPOT is a decode step, TTFT its own prefill and half a step."""
+    """A single closed-loop client: TPOT is a decode step, TTFT its own prefill; no step is under way."""
     deployment, engine = place("llama-70b fp8"), load_engine("vllm")
     steps = STEPS["llama-70b fp8"]
     answer = closed_form(deployment, engine, 1, 1000, 200, times=steps)
     assert answer.tpot_s == pytest.approx(steps.seconds(shape(1, 1100)))
-    own = steps.seconds(shape(1, 1100, 1, 1000)) + 0.5 * answer.tpot_s + steps.request_seconds(1.0)
+    own = steps.seconds(shape(1, 1100, 1, 1000)) + steps.request_seconds(1.0)
     assert answer.ttft_s == pytest.approx(own)
     assert answer.output_tok_per_s == pytest.approx(200 / (answer.ttft_s + 199 * answer.tpot_s))
 
@@ -219,14 +223,45 @@ def test_the_first_round_of_ten_waits_for_half_of_all_prompts() -> None:
 
 
 def test_long_steps_are_met_more_often_than_they_occur() -> None:
-    """A prompt that comes at any time waits for E[X^2] / (2 E[X]) of a step: more than half a mean step."""
+    """A prompt that comes at any time waits for half of the step that it meets, and behind others as M/D/1 says."""
     found = loads(32.0, 1000.0, 1000.0, 1e9, 8192.0)
+    assert found.share == pytest.approx(1000 / (8192 - 32))
     means = steady(found, 0.01, 0.05, 0.05, 0.0, 32.0, 1000.0)
-    share = 31 / 1000
-    met = (share * 0.05**2 + (1 - share) * 0.01**2) / means.tpot
-    assert means.tpot == pytest.approx(0.01 + share * 0.04)
-    assert means.ttft == pytest.approx(0.05 + met / 2 + share / means.tpot * met * 0.04)
-    assert met > means.tpot
+    rate = 31 / (means.ttft + 1000 * means.tpot)
+    assert means.tpot == pytest.approx(0.01 / (1 - rate * 0.04), rel=1e-6)
+    prompts, service = rate * 0.05, 0.04 + 0.01 * found.share
+    left = (prompts * 0.05 + (1 - prompts) * 0.01) / 2
+    busy = rate * service
+    assert means.ttft == pytest.approx(0.05 + left * (1 + busy / (1 + 32**-0.5 - busy)), rel=1e-3)
+    assert left > means.tpot / 2
+
+
+def test_prompts_that_want_more_than_all_steps_set_the_pace() -> None:
+    """128 clients, two prompts a step, 32 steps of output: a prompt in every half step, the rest of a life is waiting."""
+    found = loads(128.0, 4000.0, 32.0, 1e9, 8128.0)
+    means = steady(found, 0.01, 0.09, 0.08, 0.0, 128.0, 32.0)
+    assert means.tpot == pytest.approx(0.09), "every step is full"
+    assert means.ttft + 32 * means.tpot == pytest.approx(127 * 0.045), "Little's law"
+
+
+@pytest.mark.parametrize(
+    ("clients", "prompt", "output", "budget"),
+    [(8, 4096, 1024, 2048), (64, 1024, 1024, 8192), (64, 4096, 256, 8192), (64, 4096, 64, 2048), (32, 8192, 128, 2048)],
+)
+def test_the_closed_form_finds_the_simulators_queues(clients: int, prompt: int, output: int, budget: int) -> None:
+    """A tenth per token and a quarter to the first token where prompts take 1 to 200 % of all steps."""
+    deployment, times = place("llama-70b fp8"), STEPS["llama-70b fp8"]
+    random, number = np.random.Generator(np.random.PCG64(1)), 10 * clients
+    lengths = [random.integers(int(0.8 * size), size + 1, number) for size in (prompt, output)]
+    load = Workload(np.zeros(number), *lengths, concurrency=clients)
+    cache = Cache(None, 16, None, "engine", "", clients, budget)
+    served = Result(Server(deployment, cache, Policy("chunked", clients, budget), times).serve(load))
+    closed = closed_form(
+        deployment, None, clients, 0.9 * prompt, 0.9 * output, times=times, capacity_tokens=1e12, batched_tokens=budget,
+        client=Client(rounds=10.0),
+    )  # fmt: skip
+    assert closed.tpot_s == pytest.approx(served.tpot_s.mean(), rel=0.10)
+    assert closed.ttft_s == pytest.approx(served.ttft_s.mean(), rel=0.25)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def write(path: Path = RECORD) -> None:
     found = {
         "scores": [{name: _rounded(value) for name, value in score.record().items()} for score in scores()],
         "by_concurrency": [{name: _rounded(value) for name, value in vars(line).items()} for line in by_concurrency()],
-        "refused": [{"structure": " ".join(map(str, r.structure)), "rows": r.rows, "reason": r.reason} for r in refused()],
+        "refused": [
+            {"structure": " ".join(filter(None, map(str, r.structure))), "rows": r.rows, "reason": r.reason} for r in refused()
+        ],
         "left": [{"reason": rule.reason, "rows": rule.rows} for rule in data().rows.dropped if rule.rows],
         "experts_with_rows_that_left": _rounded(with_suspects()),
         "simulated": {name: _rounded(value) for name, value in agreement(free).items()},
@@ -67,7 +69,11 @@ declared priors (`roofline/expected/serving.py`), and written by `roofline valid
 * Held-out figures are optimistic by as much as the form was chosen with all models in view: which kernels an engine fuses,
   which client sends in waves, gaps by kernel rather than by layer. The prior of each constant is its first guess.
 * First tokens depend on the client as much as on the engine: only InferenceX's is known, and only Llama-70B is fitted;
-  the models with experts (`unseen_model`) and B200 show what that is worth elsewhere.
+  the models with experts (`unseen_model`) and B200 show what that is worth elsewhere. Each row's server is started as its
+  launch script starts it (`validate/serving/rows.toml`: memory fraction, sequences, token budget, kernels of experts).
+* Known misses of first tokens: under TensorRT-LLM and SGLang models with experts take 0.05 to 0.2 s more than any step of
+  theirs explains, whatever the prompt's length; TensorRT-LLM's gpt-oss-120b on one H200 queues at 64 clients as if a quarter of
+  the memory were there (three runs).
 """
 
 
@@ -82,8 +88,8 @@ def _simulated(record: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "Where all clients together fill the cache: seconds to first token and milliseconds per token. TensorRT-LLM admits a "
-        "request only with room for its whole output, vLLM as soon as its prompt fits. The two runs on two H100 that miss queue "
-        "as if half of the cache were there: not explained."
+        "request only with room for its whole output, vLLM as soon as its prompt fits. The H100 servers held half of the tokens "
+        "that the 8-bit cache of their launch script would have held, and are taken for 16-bit ones (`rows.toml` has the count)."
     )
     yield ""
     headers = (

@@ -18,8 +18,10 @@ GPUS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm", "b200_sxm": "b200-sxm"}
 FITTED_GPUS = ("h100-sxm", "h200-sxm")
 BLIND = "b200-sxm"
 """The accelerator of which only Llama-70B in fp8 is looked at, and which no constant has seen."""
-NUMBERS = {"lengths": 1.0, "rounds": float("inf"), "budget": 8192.0, "held": 0.0, "wave": 0.0}
-"""Fields of a protocol and their defaults."""
+NUMBERS = {
+    "lengths": 1.0, "rounds": float("inf"), "budget": 8192.0, "held": 0.0, "wave": 0.0, "fraction": 0.9, "sequences": 0.0,
+}  # fmt: skip
+"""Fields of a protocol and their defaults; a text is an expression over the columns."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,10 @@ class Measured:
     """The rows that stay, and what left.
 
     Attributes:
-        table: pandas frame, one row per run: name, set, gpu, engine, tp, dp, ep, weights, kv, family, clients (per
+        table: pandas frame, one row per run: name, set, gpu, engine, tp, dp, ep, weights, kv, kernels, family, clients (per
             data-parallel replica), prompt, output (mean tokens), the fields of the protocol, ttft and tpot (seconds).
-        dropped: by rule. left: the rows themselves, in the same columns. duplicates: exact copies.
+        dropped: by rule. left: the rows themselves, in the same columns. duplicates: copies, and runs
+            that came from the benchmark's file and from its database, equal to the last digit.
     """
 
     table: Any
@@ -69,6 +72,14 @@ def _formats(rows: Any) -> Any:
     return rows
 
 
+def _kernels(rows: Any) -> Any:
+    """Rows with the kernels that replace the engine's, "operator = family | model" each."""
+    rows = rows.assign(kernels="")
+    for rule in rules()["kernel"]:
+        rows.loc[_mask(rows, rule["where"]), "kernels"] = f"{rule['operator']} = {rule['kernel']}"
+    return rows
+
+
 def _protocols(rows: Any) -> Any:
     """Rows with the fields of their protocol."""
     rows = rows.assign(**NUMBERS)
@@ -76,7 +87,10 @@ def _protocols(rows: Any) -> Any:
     for rule in rules()["protocol"]:
         mask = (rows["family"] == rule["family"]).to_numpy() & _mask(rows, rule["where"]) & open_rows
         for name in NUMBERS:
-            rows.loc[mask, name] = float(rule.get(name, NUMBERS[name]))
+            value = rule.get(name, NUMBERS[name])
+            rows.loc[mask, name] = (
+                rows[mask].eval(value, engine="python").astype(float) if isinstance(value, str) else float(value)
+            )
         open_rows &= ~mask
     return rows
 
@@ -99,7 +113,7 @@ def _labelled(rows: Any) -> Any:
     rows.loc[rows["set"] == "dense", "ep"] = 1
     for rule in rules()["relabel"]:
         rows.loc[_mask(rows, rule["where"]), "ep"] = rule["ep"]
-    return _protocols(_formats(rows))
+    return _protocols(_kernels(_formats(rows)))
 
 
 def wanted(rows: Any) -> Any:
@@ -118,7 +132,7 @@ def measured() -> Measured:
     import pandas
 
     found = wanted(pandas.read_csv(Path(aiconfigurator_core.__path__[0], "systems", FILE)))
-    unique = found.drop_duplicates(subset=[column for column in found.columns if column != "id"])
+    unique = found.drop_duplicates(subset=[column for column in found.columns if column not in ("id", "silicon_data_source")])
     rows = _labelled(unique).reset_index(drop=True)
     rows = rows.assign(prompt=rows["lengths"] * rows["isl"], output=rows["lengths"] * rows["osl"])
     bad, dropped = ~_mask(rows, ""), []

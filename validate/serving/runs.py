@@ -27,10 +27,9 @@ from roofline.parallel.mesh import Mesh
 from roofline.parallel.ranks import Sharded
 from roofline.serving.closed_form import GROWTH, RESERVED, Client, Loads, loads
 
-STRUCTURE = ["name", "weights", "kv", "gpu", "engine", "tp", "dp", "ep"]
+STRUCTURE = ["name", "weights", "kv", "gpu", "engine", "tp", "dp", "ep", "kernels"]
 VERSIONS = {"vllm": "0.11", "trtllm": None, "sglang": None}
 """Version whose memory rules hold for the measured engines, None for the newest."""
-FRACTION = Fraction(9, 10)
 KINDS = ("decode", "mixed", "alone", "burst")
 
 
@@ -76,13 +75,14 @@ def _taken(value: Any, mask: Any) -> Any:
     return value[mask] if getattr(value, "ndim", 0) else value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Structure:
-    """One deployment: its operators and the tokens that its cache holds."""
+    """One deployment and its operators."""
 
     model: Model
+    ranks: Sharded
+    engine: str
     operators: tuple[Operator, ...]
-    capacity: float
 
     def busy(self, load: Load) -> Busy:
         """What its kernels take in a step."""
@@ -99,21 +99,42 @@ class Structure:
         layers = float(len(self.model.layers))
         return Busy(kernels, dispatch, launches + 0.0 * kernels, layers + 0.0 * kernels)
 
+    @cache  # noqa: B019 (structures are few and live as long as the process)
+    def capacity(self, fraction: float, sequences: int, budget: int, longest: int) -> float:
+        """Tokens of the cache under a server's settings; ``sequences`` 0 for the engine's default."""
+        settings = Settings(Fraction(str(fraction)), longest, budget, sequences or None)
+        profile = load_engine(self.engine, VERSIONS[self.engine])
+        found = allocate(self.model, self.ranks.accelerator, self.ranks.mesh, profile, settings, self.ranks)
+        tokens = found.tokens(found.pool.best)
+        return float("inf") if tokens is None else float(tokens)
+
 
 @cache
-def structure(name: str, weights: str, kv: str, gpu: str, engine: str, tp: int, dp: int, ep: int) -> Structure:
-    """A deployment. Raises InputError or UnsupportedModel where something does not divide or has no time model."""
+def structure(name: str, weights: str, kv: str, gpu: str, engine: str, tp: int, dp: int, ep: int, kernels: str = "") -> Structure:
+    """A deployment; ``kernels`` replace those of the engine.
+
+    Raises InputError or UnsupportedModel where something does not divide or has no time model.
+    """
     model = load_model(name)
     edits: list[Edit] = [dtype(weights)] if weights else []
     edits += [kv_dtype(kv)] if kv else []
     model = apply(model, edits) if edits else model
     accelerator, mesh = load_accelerator(gpu), Mesh(tp=tp, dp=dp, ep=ep)
     ranks = Sharded(model, accelerator, mesh)
-    found = tuple(operators(ranks.stages[0], kernels_of(engine, accelerator, model.family)))
-    profile = load_engine(engine, VERSIONS[engine])
-    allocation = allocate(model, accelerator, mesh, profile, Settings(memory_fraction=FRACTION), ranks)
-    tokens = allocation.tokens(allocation.pool.best)
-    return Structure(model, found, float("inf") if tokens is None else float(tokens))
+    run = kernels_of(engine, accelerator, model.family)
+    if kernels:
+        operator, _, pair = kernels.partition(" = ")
+        family, _, time_model = pair.partition(" | ")
+        run = replace(run, names={**run.names, operator: (family, time_model)})
+    found = tuple(operators(ranks.stages[0], run))
+    return Structure(model, ranks, engine, found)
+
+
+def _held(one: Structure, rows: Any) -> list[float]:
+    """Tokens of the cache of each row's server."""
+    sequences = rows[["sequences", "clients"]].min(axis=1).where(rows["sequences"] == float("inf"), rows["sequences"])
+    settings = zip(rows["fraction"], sequences, rows["budget"], rows["isl"] + rows["osl"], strict=True)
+    return [one.capacity(float(fraction), *map(int, sizes)) for fraction, *sizes in settings]
 
 
 def _columns(table: Any, *names: str) -> Iterator[Any]:
@@ -130,7 +151,8 @@ def runs_of(table: Any) -> Runs:
     groups = table.groupby(STRUCTURE, sort=True).indices
     for key, index in groups.items():
         try:
-            capacity[index] = structure(*(int(v) if isinstance(v, numpy.integer) else v for v in key)).capacity
+            one = structure(*(int(v) if isinstance(v, numpy.integer) else v for v in key))
+            capacity[index] = _held(one, table.iloc[index])
         except (InputError, UnsupportedModel) as error:
             refused.append(Refused(tuple(key), len(index), str(error)))
     kept = ~numpy.isnan(capacity)

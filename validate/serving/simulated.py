@@ -62,7 +62,7 @@ def simulate(row: Any, capacity: float, seed: int = 1) -> Compared:
     """One row of the table."""
     import numpy
 
-    key = (row.name, row.weights, row.kv, row.gpu, row.engine, row.tp, row.dp, row.ep)
+    key = (row.name, row.weights, row.kv, row.gpu, row.engine, row.tp, row.dp, row.ep, row.kernels)
     model = structure(*key).model
     deployment = ShardedDeployment(model, load_accelerator(row.gpu), mesh=Mesh(tp=row.tp, dp=row.dp, ep=row.ep))
     times = ExpectedSteps(deployment, row.engine)
