@@ -6,6 +6,9 @@ captured, the graph's time counts. The record keeps both, with quantiles, the ti
 versions.
 
 Roofs are measured in the same run: a stream of reads and copies, and the library's largest matmul per matrix unit.
+
+Before a kernel is timed its first proof case runs on the GPU, and when all are timed the other proof cases, as far as time
+allows. The record is handed on after every step, so that a device that is lost takes nothing with it.
 """
 
 from __future__ import annotations
@@ -13,29 +16,43 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import itertools
 import json
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from roofline.cost import Cost
-from roofline.errors import RooflineError
-from roofline.kernels.registry import KERNELS, load
+from roofline.errors import InputError, RooflineError
+from roofline.kernels.registry import KERNELS, load_all
 from roofline.kernels.spec import Case, Spec, Tensors
 
 MEASUREMENTS = Path(__file__).with_name("measurements")
 SECONDS_IN_ALL = 420.0
-"""After this, what is left is skipped and named in the record: a run ends within 8 minutes."""
+"""After this nothing new begins; what is left is named in the record."""
+SECONDS_AT_MOST = 470.0
+"""After this a run is ended though something still runs: within 8 minutes."""
 SECONDS_PER_CASE = 0.4
 CALLS = (10, 200)
 """The fewest and the most calls that are timed."""
 COPIES = 3
 
 
+MULTIPLIES = {"bf16": "bf16", "fp16": "bf16", "fp8e4nv": "fp8", "fp8e5": "fp8", "int8": "int8", "fp32": "fp32"}
+"""Triton's name of a type -> the matrix unit whose roof it has."""
+FIRST_FP8 = (8, 9)
+"""Compute capability from which e4m3 can be compiled."""
+
+
 class NoGPU(RooflineError):
     """There is no CUDA device."""
+
+
+class LostGPU(RooflineError):
+    """The device answers no more, as after an illegal access: nothing that follows can run in this process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +66,11 @@ class Times:
     timer: str
 
 
+def matrix_units(cost: Cost) -> list[str]:
+    """Matrix units that a Cost keeps busy."""
+    return [unit for unit, flops in cost.flops.items() if unit not in ("vector", "special") and flops]
+
+
 @dataclasses.dataclass(frozen=True)
 class Roofs:
     """What the device reached in this run: bytes per second, FLOP/s by matrix unit, seconds of an empty launch."""
@@ -58,9 +80,21 @@ class Roofs:
     launch_eager: float
     launch_graph: float
 
-    def seconds(self, cost: Cost) -> float:
-        """The least time for a Cost on these roofs: memory, or the matrix units one after another."""
-        matrix = sum(float(flops) / self.rates[unit] for unit, flops in cost.flops.items() if unit in self.rates and flops)
+    def units(self, cost: Cost, dot: str = "") -> dict[str, str | None]:
+        """The unit on whose roof each matrix unit of a Cost is judged: its own, or that of the type that the dots multiply.
+
+        None: there is no roof for it.
+        """
+        own = {unit: unit if unit in self.rates else MULTIPLIES.get(dot) for unit in matrix_units(cost)}
+        return {unit: here if here in self.rates else None for unit, here in own.items()}
+
+    def seconds(self, cost: Cost, dot: str = "") -> float | None:
+        """The least time for a Cost on these roofs: memory, or the matrix units one after another; None without a roof."""
+        matrix = 0.0
+        for unit, here in self.units(cost, dot).items():
+            if here is None:
+                return None
+            matrix += float(cost.flops[unit]) / self.rates[here]
         return max(float(cost.bytes) / self.bandwidth, matrix)
 
 
@@ -70,7 +104,8 @@ class Measurement:
 
     Attributes:
         measured: the time that counts. eager, graph: both timers, None where one failed.
-        bytes, flops: useful work, from the model's component. roof_fraction: time on the measured roofs over the time.
+        bytes, flops: useful work, from the model's component. roof_fraction: time on the measured roofs over the time; None
+            where a matrix unit has no roof.
         library: seconds of the library's call, None where it has none; library_ratio: library's time over ours.
     """
 
@@ -81,7 +116,7 @@ class Measurement:
     graph: Times | None
     bytes: int
     flops: int
-    roof_fraction: float
+    roof_fraction: float | None
     library: Times | None
     library_ratio: float | None
     comment: str = ""
@@ -196,27 +231,19 @@ def moved_to(tensors: Tensors, device: str) -> Tensors:
     return {name: value.to(device) if hasattr(value, "untyped_storage") else value for name, value in tensors.items()}
 
 
-def wrong_on_gpu(spec: Spec) -> list[str]:
-    """What is wrong with the kernel's proof cases when they run on the GPU: outputs poisoned, compared with float64."""
+def wrong_on_gpu(spec: Spec, case: Case) -> list[str]:
+    """What is wrong with a proof case when it runs on the GPU: outputs poisoned, compared with float64."""
     import torch
 
     from roofline.kernels.buffers import poisoned
     from roofline.validate.compare import compare
 
-    wrong = []
-    for case in spec.cases:
-        inputs = spec.inputs(case, "cpu")
-        references = spec.reference(case, inputs)
-        try:
-            with poisoned():
-                outputs = spec.launch(case, moved_to(inputs, "cuda"))
-            torch.cuda.synchronize()
-        except Exception as error:
-            wrong.append(f"{case.name}: {type(error).__name__}: {error}")
-            continue
-        _, failures = compare(spec, case, outputs, references)
-        wrong += [f"{case.name}: {failure}" for failure in failures]
-    return wrong
+    inputs = spec.inputs(case, "cpu")
+    references = spec.reference(case, inputs)
+    with poisoned():
+        outputs = spec.launch(case, moved_to(inputs, "cuda"))
+    torch.cuda.synchronize()
+    return compare(spec, case, outputs, references)[1]
 
 
 def measure(spec: Spec, case: Case, roofs: Roofs, clock: Clock) -> Measurement:
@@ -226,10 +253,13 @@ def measure(spec: Spec, case: Case, roofs: Roofs, clock: Clock) -> Measurement:
     inputs = [spec.inputs(case, "cuda")]
     if sum(value.numel() * value.element_size() for value in inputs[0].values() if hasattr(value, "untyped_storage")) < 2**30:
         inputs += [spec.inputs(case, "cuda") for _ in range(COPIES - 1)]
-    cost = spec.expected(case, inputs[0]).useful
+    expected = spec.expected(case, inputs[0])
+    cost, seconds = expected.useful, roofs.seconds(expected.useful, expected.dot)
+    judged = roofs.units(cost, expected.dot).items()
+    comments = [f"{unit}: {f'on the roof of {here}' if here else 'no roof'}" for unit, here in judged if here != unit]
     once = spec.timed or spec.launch
     measured, eager, graph = clock.both([functools.partial(once, case, tensors) for tensors in inputs])
-    library, comment = None, ""
+    library = None
     if spec.library is not None:
         try:
             others = [spec.library(case, tensors) for tensors in inputs]
@@ -237,10 +267,11 @@ def measure(spec: Spec, case: Case, roofs: Roofs, clock: Clock) -> Measurement:
                 library = clock.both([other for other in others if other is not None])[0]
         except (RuntimeError, ValueError) as error:
             torch.cuda.synchronize()
-            comment = f"library: {str(error).splitlines()[0][:120]}"
+            comments.append(f"library: {str(error).splitlines()[0][:120]}")
     return Measurement(
         spec.name, case.name, measured, eager, graph, int(cost.bytes), int(cost.matrix_flops),
-        roofs.seconds(cost) / measured.median, library, library.median / measured.median if library else None, comment,
+        None if seconds is None else seconds / measured.median, library,
+        library.median / measured.median if library else None, "; ".join(comments),
     )  # fmt: skip
 
 
@@ -266,52 +297,117 @@ def device_state() -> dict[str, str]:
     return dict(zip(QUERIED, (part.strip() for part in done.stdout.splitlines()[0].split(",")), strict=False))
 
 
-def run(names: Iterable[str] = KERNELS, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Measures kernels and returns the record: device, versions, roofs, measurements, what was wrong or skipped."""
-    need_gpu()
+def settle() -> None:
+    """Waits for the device and gives memory back. Raises LostGPU where it answers no more."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        raise LostGPU(f"the device is lost: {error}") from error
+
+
+def identity() -> dict[str, Any]:
+    """The device and the versions."""
     import torch
     import triton
 
-    began, clock = time.perf_counter(), Clock()
-    before = device_state()
-    roofs = measure_roofs(clock)
-    say(
-        f"roofs: {roofs.bandwidth / 1e9:.0f} GB/s, "
-        + ", ".join(f"{unit} {rate / 1e12:.0f}" for unit, rate in roofs.rates.items())
-        + " TFLOP/s"
-    )
-    measurements, wrong, skipped = [], {}, []
-    for name in names:
-        spec = load(name)
-        if failures := wrong_on_gpu(spec):
-            wrong[name] = failures
-        for case in spec.measured:
-            if time.perf_counter() - began > SECONDS_IN_ALL:
-                skipped.append(f"{name} {case.name}")
-                continue
-            try:
-                measurements.append(measure(spec, case, roofs, clock))
-                say(f"{name} {case.name}: {measurements[-1].measured.median * 1e6:.1f} us")
-            except Exception as error:
-                wrong.setdefault(name, []).append(f"{case.name}: {type(error).__name__}: {str(error)[:200]}")
-            torch.cuda.empty_cache()
     properties = torch.cuda.get_device_properties(0)
     return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H%M%SZ"),
         "gpu": properties.name,
         "units": properties.multi_processor_count,
+        "capability": list(torch.cuda.get_device_capability(0)),
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda},
-        "before": before,
-        "after": device_state(),
-        "seconds": time.perf_counter() - began,
+    }
+
+
+def lacks(error: BaseException | None, capability: Iterable[int]) -> bool:
+    """Whether a kernel cannot be compiled because the device is older than its 8-bit type."""
+    if tuple(capability) >= FIRST_FP8:
+        return False
+    while error is not None:
+        if "not supported in this architecture" in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+Step = tuple[Spec, Case, bool]
+"""A case of a kernel, to be measured or proved."""
+
+
+def steps(specs: Iterable[Spec]) -> list[Step]:
+    """Of every kernel one proof case and what is measured, then the other proof cases, a second of each before a third."""
+    chosen = list(specs)
+    first = [step for spec in chosen for step in [(spec, spec.cases[0], False), *((spec, case, True) for case in spec.measured)]]
+    rest = itertools.zip_longest(*([(spec, case, False) for case in spec.cases[1:]] for spec in chosen))
+    return [*first, *(step for row in rest for step in row if step)]
+
+
+def run(
+    names: Iterable[str] = KERNELS,
+    say: Callable[[str], None] = lambda line: None,
+    keep: Callable[[dict[str, Any]], object] = lambda record: None,
+) -> dict[str, Any]:
+    """Measures kernels and returns the record: device, versions, roofs, measurements, what was wrong or left out.
+
+    ``keep`` takes the record after every step. "skipped" holds shapes that were not timed, with the reason; "unproved" how
+    many proof cases of each kernel did not run here.
+    """
+    need_gpu()
+    began, clock = time.perf_counter(), Clock()
+    record: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H%M%SZ"),
+        **identity(),
+        "before": device_state(),
         "timer": "CUDA events around one call, L2 overwritten before each, inputs rotated; graph: captured and replayed",
-        "roofs": dataclasses.asdict(roofs),
-        "measurements": [
-            {**dataclasses.asdict(one), "bandwidth": one.bandwidth, "rate": one.rate} for one in measurements
-        ],
-        "wrong": wrong,
-        "skipped": skipped,
+        "measurements": [], "wrong": {}, "skipped": [], "unproved": {},
     }  # fmt: skip
+    roofs = measure_roofs(clock)
+    record["roofs"] = dataclasses.asdict(roofs)
+    rates = ", ".join(f"{unit} {rate / 1e12:.0f}" for unit, rate in roofs.rates.items())
+    say(f"roofs: {roofs.bandwidth / 1e9:.0f} GB/s, {rates} TFLOP/s")
+
+    def left_out(spec: Spec, case: Case, timed: bool, why: str) -> None:
+        if timed:
+            record["skipped"].append(f"{spec.name} {case.name}: {why}")
+        else:
+            record["unproved"][spec.name] = record["unproved"].get(spec.name, 0) + 1
+
+    def wrong(spec: Spec, case: Case, lines: Iterable[str]) -> None:
+        for line in lines:
+            record["wrong"].setdefault(spec.name, []).append(f"{case.name}: {line}")
+
+    lost = ""
+    for spec, case, timed in steps(load_all(names)):
+        late = "out of time" if time.perf_counter() - began > SECONDS_IN_ALL else ""
+        if lost or late:
+            left_out(spec, case, timed, lost or late)
+            continue
+        try:
+            if timed:
+                one = measure(spec, case, roofs, clock)
+                record["measurements"].append({**dataclasses.asdict(one), "bandwidth": one.bandwidth, "rate": one.rate})
+                say(f"{spec.name} {case.name}: {one.measured.median * 1e6:.1f} us")
+            else:
+                wrong(spec, case, wrong_on_gpu(spec, case))
+        except Exception as error:
+            if lacks(error, record["capability"]):
+                left_out(spec, case, timed, "8-bit floats need a newer GPU")
+            else:
+                wrong(spec, case, [f"{type(error).__name__}: {str(error)[:200]}"])
+        try:
+            settle()
+        except LostGPU as error:
+            lost = "the device was lost before"
+            wrong(spec, case, [str(error)[:200]])
+        record["seconds"] = time.perf_counter() - began
+        keep(record)
+    record["after"] = device_state()
+    record["seconds"] = time.perf_counter() - began
+    keep(record)
+    return record
 
 
 def gpu_id(name: str) -> str:
@@ -319,11 +415,26 @@ def gpu_id(name: str) -> str:
     return "-".join("".join(letter if letter.isalnum() else " " for letter in name.lower()).split())
 
 
+def check_folder(folder: Path) -> None:
+    """Raises InputError where no record can be written into a folder; makes it where it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"folder: cannot write into {folder}: {error.strerror}. Give another with --folder.") from error
+
+
 def save(record: dict[str, Any], folder: Path | None = None) -> Path:
-    """Writes a record to ``<folder>/<gpu>/<date>.json`` (``validate/measurements`` without a folder); returns the path."""
+    """Writes a record to ``<folder>/<gpu>/<date>.json`` (``validate/measurements`` without a folder); returns the path.
+
+    A record of the same run is replaced in one step.
+    """
     path = (folder or MEASUREMENTS) / gpu_id(record["gpu"]) / f"{record['date']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    half = path.with_suffix(".part")
+    half.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    half.replace(path)
     return path
 
 

@@ -35,7 +35,8 @@ def _row(one: dict[str, Any]) -> list[str]:
     ratio = one["library_ratio"]
     return [
         one["kernel"], one["case"], latency(one["measured"]["median"]), one["measured"]["timer"],
-        bandwidth(one["bandwidth"]), flop_rate(one["rate"]) if one["flops"] else "-", f"{one['roof_fraction']:.2f}",
+        bandwidth(one["bandwidth"]), flop_rate(one["rate"]) if one["flops"] else "-",
+        "-" if one["roof_fraction"] is None else f"{one['roof_fraction']:.2f}",
         "-" if ratio is None else f"{ratio:.2f}",
     ]  # fmt: skip
 
@@ -52,25 +53,46 @@ def bench(
     out: Output,
 ) -> int:
     """Measures kernels on the GPU that is here, beside its roofs and the usual library; exits with 3 without a GPU."""
+    import os
     import sys
+    import threading
     from pathlib import Path
 
     from roofline.kernels.registry import KERNELS, check
-    from roofline.validate.measured import NoGPU, run, save
+    from roofline.validate.measured import MEASUREMENTS, SECONDS_AT_MOST, NoGPU, check_folder, need_gpu, run, save
 
     names = [check(name.strip()) for name in kernel.split(",")] if kernel else list(KERNELS)
+    target = MEASUREMENTS if folder is None else Path(folder)
     try:
-        record = run(names, lambda line: None if out.quiet else print(line, file=sys.stderr, flush=True))
+        need_gpu()
     except NoGPU as error:
         print(f"error: {error}", file=sys.stderr)
         return MISSING
-    path = save(record, None if folder is None else Path(folder))
+    check_folder(target)
+
+    def give_up() -> None:
+        print(f"error: ended after {SECONDS_AT_MOST:g} s; the record holds what was done by then", file=sys.stderr, flush=True)
+        os._exit(FINDING)
+
+    watch = threading.Timer(SECONDS_AT_MOST, give_up)
+    watch.daemon = True
+    watch.start()
+    record = run(
+        names,
+        lambda line: None if out.quiet else print(line, file=sys.stderr, flush=True),
+        lambda record: save(record, target),
+    )  # fmt: skip
+    watch.cancel()
+    path = save(record, target)
     if out.format == "table":
         headers = ["kernel", "case", "time", "timer", "bandwidth", "rate", "of roof", "x library"]
         out.write(columns(headers, [_row(one) for one in record["measurements"]]))
     else:
         out.records(record["measurements"], lambda: ([], []))
     wrong = [f"{name}: {line}" for name, lines in record["wrong"].items() for line in lines]
-    skipped = ", ".join(record["skipped"])
-    out.note("", *wrong, *([f"skipped, out of time: {skipped}"] if skipped else []), f"wrote {path}")
+    skipped, unproved = ", ".join(record["skipped"]), sum(record["unproved"].values())
+    out.note(
+        "", *wrong, *([f"skipped: {skipped}"] if skipped else []),
+        *([f"{unproved} proof cases were not run here"] if unproved else []), f"wrote {path}",
+    )  # fmt: skip
     return FINDING if wrong else OK
