@@ -89,6 +89,7 @@ class Model:
         max_context: longest context the config admits, None if it does not say.
         assumes: what was assumed where the config is silent.
         not_modelled: what the config has and the token path leaves out.
+        denoiser: whether it fills in masked tokens instead of writing one after another.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Model:
     assumes: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
     family: str = field(default="", compare=False)
+    denoiser: bool = False
 
     @cached_property
     def groups(self) -> tuple[tuple[int, Layer], ...]:

@@ -284,6 +284,8 @@ def answer(
     from roofline.engines.profile import load_engine
 
     profile = load_engine(choice.engine or "", choice.version)
+    for accelerator in question.accelerators:
+        profile.check(accelerator)
     results = [
         found for variant in variants for fraction in fractions for found in _found(variant, question, profile, choice, fraction)
     ]

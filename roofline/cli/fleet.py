@@ -107,12 +107,16 @@ def fleet(
     from roofline.planner.sensitivity import label
     from roofline.planner.setups import comparable, setups, variants
     from roofline.planner.workload import Objective, Workload
+    from roofline.serving.steps import check_served
 
     if not tokens_per_day:
         raise InputError("tokens-per-day: say how many output tokens a day has, as in --tokens-per-day 8.6T")
     amount, used = _amount(tokens_per_day, "tokens-per-day"), _share(utilisation, "utilisation")
     load = Workload(*(_one(sweeps.whole_numbers([text], name), name) for text, name in ((isl, "isl"), (osl, "osl"))))
     loaded, profile, chips = load_model(model), load_engine(engine), _gpus(gpus)
+    check_served(loaded, load.length)
+    for chip in chips:
+        profile.check(chip)
     given = parse_prices(price, {name: gpu.id for gpu in chips for name in (gpu.id, *gpu.aliases)})
     objective = Objective(None, _seconds(tpot, "tpot"))
     candidates, notes = comparable(

@@ -176,6 +176,7 @@ def import_bench(
     from roofline.engines.profile import load_engine
     from roofline.parallel.mesh import Mesh
     from roofline.planner.setups import Setup, Variant, stored_formats
+    from roofline.serving.steps import check_served
     from roofline.sharded import ShardedDeployment
 
     rows = read_bench(Path(file))
@@ -185,7 +186,9 @@ def import_bench(
         raise InputError("gpu: a measurement ran on one kind of GPU and one mesh; give one of each")
     tokens = sweeps.whole_numbers([budget], "max-num-batched-tokens")[0] if budget else DEFAULT_BUDGET
     loaded = _model(model, rows, edits)
+    check_served(loaded)
     profile = load_engine(engine or ENGINES[rows[0].tool])
+    profile.check(chips[0])
     mesh = found[0] or Mesh()
     longest = max(round(row.isl + row.osl) + row.context for row in rows)
     deployment = ShardedDeployment(loaded, chips[0], mesh=mesh)

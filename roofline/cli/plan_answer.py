@@ -260,7 +260,7 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
     confirmed = solved.chosen.confirmed
     launch: list[Launch] = []
     if confirmed:
-        launch = launches(confirmed[0].plan, solved.launch_model, question.load.length, solved.stored, question.draft)
+        launch = launches(confirmed[0].plan, solved.launch_model, question.load.length, solved.stored, solved.launch_draft)
     if emit:
         if not confirmed:
             out.note(*_verdict(solved, out))

@@ -50,6 +50,7 @@ class Job:
     traffic: Traffic
     load: Load
     objective: Objective
+    optional: bool = False
 
     def deployment(self) -> Deployment:
         """What serves."""
@@ -78,7 +79,7 @@ class Job:
             return None
         from roofline.inference import Deployment
         from roofline.serving.replica import Speculation
-        from roofline.serving.steps import BoundSteps
+        from roofline.serving.steps import step_times
         from roofline.speculative.rounds import check_vocabulary
 
         drafted, alpha, cost, model = self.draft
@@ -90,12 +91,17 @@ class Job:
 
             model = (multi_token_module if model == "mtp" else eagle_step)(self.variant.model)
         check_vocabulary(self.variant.model, model)
-        return Speculation(drafted, alpha, BoundSteps(Deployment(model, self.accelerator)))
+        return Speculation(drafted, alpha, step_times(Deployment(model, self.accelerator), self.engine))
 
 
-def run(job: Job) -> Record:
-    """The record of one simulation."""
-    server, workload = job.server()
+def run(job: Job) -> Record | None:
+    """The record of one simulation; None for the model as it is where it does not fit, beside edits that were asked for."""
+    try:
+        server, workload = job.server()
+    except InputError:
+        if job.optional:
+            return None
+        raise
     return _record(job, server, _result(job, server, workload))
 
 
@@ -344,11 +350,12 @@ def simulate(
 
     roofline simulate llama-3-8b --gpu h100-sxm --rate 4,8,16 --isl 1024 --osl 256 --ttft 1s --tpot 40ms
     """
-    from roofline.cli.points import variants
+    from roofline.cli.points import judged, variants
     from roofline.configs.load import load_model
     from roofline.fanout import spread
     from roofline.serving.metrics import Objective
     from roofline.serving.server import Options
+    from roofline.serving.steps import check_served
 
     objective = Objective(
         seconds(ttft, "ttft") if ttft else None, seconds(tpot, "tpot") if tpot else None,
@@ -378,26 +385,41 @@ def simulate(
     elif engine_version is not None:
         raise InputError("engine-version: it belongs to an engine; name it, as in --engine vllm")
     drafting = _draft(draft_tokens, acceptance, draft_cost, draft)
+    loaded, chips = load_model(model), accelerators(gpu)
+    check_served(loaded)
+    if profile is not None:
+        for accelerator in chips:
+            profile.check(accelerator)
+    compared = variants(loaded, edits)
+    if perfetto or timeline:
+        compared = judged(compared, edits)
+    asked = judged(compared, edits)
     work = [
-        Job(variant, accelerator, mesh, profile, settings, settings.memory_fraction, options, drafting, traffic, load, objective)
-        for variant in variants(load_model(model), edits)
-        for accelerator in accelerators(gpu)
+        Job(
+            variant, accelerator, mesh, profile, settings, settings.memory_fraction, options, drafting, traffic, load, objective,
+            variant not in asked,
+        )
+        for variant in compared
+        for accelerator in chips
         for mesh in meshes.all()
         for load in traffic.loads
-    ]
+    ]  # fmt: skip
     if len(work) > MOST_RUNS:
         raise InputError(f"simulate: {len(work):,} simulations are more than {MOST_RUNS:,}; ask for fewer combinations")
-    loads = [job.load.words for job in work]
     if perfetto or timeline:
         if len(work) > 1:
             raise InputError(
                 f"{'perfetto' if perfetto else 'timeline'}: it shows one simulation, and {len(work):,} were asked for"
             )
         with out.bar("simulating", 1):
-            records = [_written(work[0], perfetto, timeline)]
+            found: list[Record | None] = [_written(work[0], perfetto, timeline)]
     else:
         with out.bar("simulating", len(work)) as step:
-            records = spread(run, work, jobs=_jobs(jobs), cluster=cluster, step=step)
+            found = spread(run, work, jobs=_jobs(jobs), cluster=cluster, step=step)
+    records = [record for record in found if record is not None]
+    loads = [job.load.words for job, record in zip(work, found, strict=True) if record is not None]
+    for record in records if len(records) < len(work) else ():
+        record["assumes"].append(f"{loaded.name} as it is does not fit and is left out")
     out.note(*_verdicts(records, loads, out), "")
     out.records(records, lambda: _cells(records, loads))
     out.note("", *(f"assumes: {line}" for line in dict.fromkeys(line for r in records for line in r["assumes"])))

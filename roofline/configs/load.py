@@ -46,6 +46,14 @@ def read_catalog(name: str) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+def full_name(name: str) -> str:
+    """What an engine loads for a model of the catalogue: its full name; the text as it is for anything else."""
+    try:
+        return str(read_catalog(normalise(name)).get("full_name") or name)
+    except KeyError:
+        return name
+
+
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; a key that stands there twice with different values has no meaning."""
     data: dict[str, Any] = {}

@@ -87,6 +87,7 @@ class Profile:
         graphs_counted: graphs are taken out of the budget. separate_state: kinds of layers have pools of their own.
         whole_context: state of all sequences is allocated at start-up, at their longest. host_embedding: the table of
             token embeddings stays on the host. rotation_computed: no table of sines and cosines is stored.
+        runs_on, runs_on_source: vendors and kinds of accelerators, and who states them.
     """
 
     id: str
@@ -104,6 +105,16 @@ class Profile:
     whole_context: bool = False
     host_embedding: bool = False
     rotation_computed: bool = False
+    runs_on: tuple[str, ...] = ()
+    runs_on_source: str = ""
+
+    def check(self, accelerator: Accelerator) -> None:
+        """Raises InputError where the engine does not run on such an accelerator."""
+        if f"{accelerator.vendor} {accelerator.kind}" not in self.runs_on:
+            raise InputError(
+                f"engine: {self.name} does not run on {accelerator.id} ({accelerator.vendor} {accelerator.kind}); "
+                f"it runs on {', '.join(self.runs_on)}"
+            )
 
     def figure(self, name: str) -> Figure:
         """A number by name. Raises InputError where the engine's file lacks it."""
@@ -181,12 +192,15 @@ def _read(path: Path) -> tuple[Profile, ...]:
     where = path.name
     if data.get("fraction_base") not in BASES:
         raise InputError(f"{where}: fraction_base must be one of {', '.join(BASES)}")
+    if not data.get("runs_on") or len(str(data.get("runs_on_source", ""))) < 4:
+        raise InputError(f"{where}: runs_on and runs_on_source must say which accelerators the engine runs on, and who states it")
     common = {key: _figure(table, f"{where} {key}") for key, table in data["numbers"].items()}
     return tuple(
         Profile(
             data["id"], data["name"], entry["since"], entry["about"], data["fraction_base"], data["flags"],
             {**common, **{key: _figure(t, f"{where} {entry['since']} {key}") for key, t in entry.get("numbers", {}).items()}},
             _tiers(entry.get("tier", data["tier"]), where), **{name: bool(entry.get(name, False)) for name in SWITCHES},
+            runs_on=tuple(data["runs_on"]), runs_on_source=str(data["runs_on_source"]),
         )
         for entry in data["version"]
     )  # fmt: skip

@@ -16,6 +16,7 @@ from roofline.planner.setups import Setup, Variant, comparable, setups, stored_f
 from roofline.planner.sizing import Drafting
 from roofline.planner.verify import COUNTED, Verdict, simulate
 from roofline.planner.workload import Objective, Workload
+from roofline.serving.steps import check_served
 
 MOST_GPUS, SHOWN = 64, 3
 GAMMAS = (1, 2, 3, 5)
@@ -62,7 +63,7 @@ class Answer:
     Attributes:
         launch_model: what the engine loads. stored: formats of the checkpoint. found: by the closed form.
         chosen: what the simulator says. rents: price of each GPU. notes: what went out of the search, and why.
-        drafts: that were tried on each GPU.
+        drafts: that were tried on each GPU. launch_draft: what the engine loads to draft, "mtp" for the model's own layer.
     """
 
     question: Question
@@ -73,6 +74,7 @@ class Answer:
     rents: dict[str, Rent | None]
     notes: list[str]
     drafts: Draftings
+    launch_draft: str | None = None
 
 
 def _drafts(question: Question, model: Any, engine: Any) -> Draftings:
@@ -101,8 +103,9 @@ def _setups(question: Question, model: Any, engine: Any) -> tuple[list[Setup], l
     found: list[Setup] = []
     notes = []
     for gpu in question.gpus:
-        given = variants(model, question.weights, question.kv, engine, gpu)
         try:
+            engine.check(gpu)
+            given = variants(model, question.weights, question.kv, engine, gpu)
             some = list(setups(model, given, gpu, engine, question.load.length, question.most, bound=question.bound))
         except RooflineError as error:
             notes.append(f"{gpu.id} left out: {error}")
@@ -122,15 +125,11 @@ def seek(question: Question, watch: Callable[[list[Setup]], Iterable[Setup]] = i
 
     Raises InputError where no GPU holds the model at all.
     """
-    from roofline.configs.load import load_model, normalise, read_catalog
+    from roofline.configs.load import full_name, load_model
     from roofline.engines.profile import load_engine
 
     model, engine = load_model(question.model), load_engine(question.engine, question.version)
-    if model.encoder is not None:
-        raise InputError(f"model: {model.name} is an encoder-decoder; plans are made for decoders")
-    longest = model.max_context
-    if longest is not None and question.load.length > longest:
-        raise InputError(f"isl: a request of {question.load.length:,} tokens exceeds the {longest:,} that {model.name} admits")
+    check_served(model, question.load.length)
     ids = {name: gpu.id for gpu in question.gpus for name in (gpu.id, *gpu.aliases)}
     given = parse_prices(question.prices, ids)
     rents = {gpu.id: rent(gpu, given) for gpu in question.gpus}
@@ -143,11 +142,8 @@ def seek(question: Question, watch: Callable[[list[Setup]], Iterable[Setup]] = i
         apart, tried = disaggregated(candidates, question.load, question.objective, rents, question.most)
         found.plans += apart
         found.tried += tried
-    try:
-        name = str(read_catalog(normalise(question.model)).get("full_name") or question.model)
-    except KeyError:
-        name = question.model
-    return Answer(question, name, stored_formats(model), found, Chosen([], []), rents, notes, drafts)
+    draft = full_name(question.draft) if question.draft else None
+    return Answer(question, full_name(question.model), stored_formats(model), found, Chosen([], []), rents, notes, drafts, draft)
 
 
 def confirm(answer: Answer, watch: Callable[[], None] = lambda: None) -> Answer:

@@ -119,14 +119,14 @@ class Outcome:
     end: float = 0.0
 
 
-def _least(replicas: Sequence[Replica], request: Request) -> Replica:
-    """The replica of the request's session, or the one with the fewest requests."""
+def _least(replicas: Sequence[Replica], request: Request, load: Callable[[Replica], int]) -> Replica:
+    """The replica of the request's session, or the one with the fewest requests, those on their way to it included."""
     if len(replicas) == 1:
         return replicas[0]
     name = request.segments[-1][0] if request.segments else None
     if isinstance(name, tuple) and name[0] == "session" and isinstance(name[1], int):
         return replicas[name[1] % len(replicas)]
-    return min(replicas, key=lambda replica: replica.load)
+    return min(replicas, key=load)
 
 
 class _Run:
@@ -139,6 +139,7 @@ class _Run:
         self.source = _Source(workload)
         self.events: list[tuple[float, int, int, Any]] = []
         self.serial = 0
+        self.coming = [0] * len(self.everyone)
         self.free_replicas: dict[int, None] = {}
         self.link_free = [0.0] * len(cluster.replicas)
         self.transfers_s = self.end = 0.0
@@ -211,14 +212,21 @@ class _Run:
             self.arrival[request.number] = now
             self.follow(self.source.replaced(now))
             return
-        replica = _least(self.replicas, request)
+        replica = _least(self.replicas, request, self.load)
         if self.lag is None:
             self.deliver(replica, request, now)
         else:
-            self.push(now + self.lag(replica.load + 1), SCHEDULED, (self.place[id(replica)], request))
+            index = self.place[id(replica)]
+            self.coming[index] += 1
+            self.push(now + self.lag(replica.load + 1), SCHEDULED, (index, request))
+
+    def load(self, replica: Replica) -> int:
+        """Requests that a replica has, and those that are still in its front end."""
+        return replica.load + self.coming[self.place[id(replica)]]
 
     def scheduled(self, waited: tuple[int, Request], now: float) -> None:
         """A request has passed the front end of its replica."""
+        self.coming[waited[0]] -= 1
         self.deliver(self.everyone[waited[0]], waited[1], now)
 
     def transfer(self, travelled: tuple[int, Request], now: float) -> None:
@@ -227,7 +235,7 @@ class _Run:
         self.everyone[sender].pool.release(request)
         if self.everyone[sender].ends is None:
             self.free_replicas[sender] = None
-        self.deliver(_least(self.decoders, request), request, now)
+        self.deliver(_least(self.decoders, request, self.load), request, now)
 
     def deliver(self, replica: Replica, request: Request, now: float) -> None:
         """Hands a request to a replica, which looks at it when its step under way has ended."""

@@ -258,6 +258,9 @@ def make_server(
         who = engine.name if engine and engine.id in RESERVES else "a static batch"
         notes.append(f"{who} admits a request only if all its tokens fit to its end, and interrupts none (--allocation)")
     times = step_times(deployment, engine, shortest=int(workload.prompt.min()), longest=longest)
+    draft = options.draft.draft if options.draft else None
+    if draft is not None and draft.provenance != times.provenance:
+        notes.append(f"step times are {times.provenance}, those of the draft are {draft.provenance}")
     return Server(deployment, cache, policy, times, options, allocation, (*notes, *times.notes))
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy
 
     from roofline.engines.profile import Profile
+    from roofline.model import Model
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,19 @@ def _part(shape: StepShape, turns: int) -> StepShape:
         up(shape.prefill_tokens), up(shape.prefill_pairs), up(shape.prefills), up(shape.decodes),
         shape.decode_context // turns, shape.drafted,
     )  # fmt: skip
+
+
+def check_served(model: Model, length: int | None = None) -> None:
+    """Raises InputError for a model that engines do not serve token by token, or a request that is longer than it admits."""
+    if model.encoder is not None:
+        raise InputError(f"model: {model.name} is an encoder-decoder; serving of encoder-decoders is not modelled")
+    if model.denoiser:
+        raise InputError(
+            f"model: {model.name} is a diffusion model, which does not write token by token; see roofline diffusion {model.name}"
+        )
+    longest = model.max_context
+    if length is not None and longest is not None and length > longest:
+        raise InputError(f"isl: a request of {length:,} tokens exceeds the {longest:,} that {model.name} admits")
 
 
 def step_times(

@@ -91,6 +91,7 @@ def test_speculation_is_weighed(cli):
     (first, *_) = answer.records
     assert first["draft_tokens"] == 3
     assert "--speculative-config" in first["launch"][0]["command"]
+    assert load_server("vllm").check(first["launch"][0]["argv"])["speculative_config"]["model"] == "meta-llama/Llama-3.2-1B"
 
 
 def test_what_cannot_be_met_is_a_finding_that_names_the_nearest(cli):
@@ -121,6 +122,17 @@ def test_what_cannot_be_met_is_a_finding_that_names_the_nearest(cli):
         (("plan", "llama-3.1-405b", "--isl", 9, "--osl", 9, "--rate", 1, "--gpus", "l4", "--max-gpus", 1), "gpus: l4 left out"),
         (("plan", "gpt2", "--isl", 2000, "--osl", 9, "--rate", 1), "exceeds the 1,024"),
         (("plan", "whisper-large-v3", "--isl", 9, "--osl", 9, "--rate", 1), "encoder-decoder"),
+        (("plan", "llada-8b", "--isl", 9, "--osl", 9, "--rate", 1), "roofline diffusion llada-8b"),
+        (
+            (*SMALL[:6], "--rate", 1, "--gpus", "xeon-8480", "--emit", "trtllm"),
+            "TensorRT-LLM does not run on xeon-8480 (Intel cpu)",
+        ),
+        ((*SMALL[:6], "--rate", 1, "--gpus", "tpu-v6e", "--engine", "sglang"), "SGLang does not run on tpu-v6e"),
+        (("fleet", "whisper-large-v3", "--tokens-per-day", "1T"), "encoder-decoder"),
+        (("fleet", "gpt2", "--tokens-per-day", "1T"), "exceeds the 1,024"),
+        (("fleet", "llama-3.1-8b", "--isl", 300000, "--tokens-per-day", "1T"), "exceeds the 131,072"),
+        (("fleet", "llada-8b", "--tokens-per-day", "1T"), "roofline diffusion llada-8b"),
+        (("fleet", "llama-3.2-1b", "--tokens-per-day", "1T", "--gpus", "mi300x", "--engine", "trtllm"), "does not run on mi300x"),
         (("fleet", "llama-3.2-1b"), "tokens-per-day: say"),
         (("fleet", "llama-3.2-1b", "--tokens-per-day", "many"), "tokens-per-day: 'many'"),
         (("fleet", "llama-3.2-1b", "--tokens-per-day", "1T", "--utilisation", 2), "utilisation"),

@@ -231,3 +231,64 @@ def test_goodput_counts_the_requests_that_keep_both_limits() -> None:
     assert Result(outcome, Objective(ttft_s=10.0, tpot_s=tpot * 1.01)).good.tolist() == [True, True, True]
     assert Result(outcome, Objective(ttft_s=10.0, tpot_s=tpot * 0.9)).good.tolist() == [True, False, False]
     assert Result(outcome, Objective(ttft_s=1e-6)).good.tolist() == [False, False, False]
+
+
+def test_requests_on_their_way_to_a_replica_count_for_the_balancer(cli: Callable[..., Any]) -> None:
+    """Calibrated times let a request pass a front end before it is scheduled; meanwhile it is its replica's already."""
+    (found,) = cli(
+        "simulate", "llama-3.1-8b", "--gpu", "h100-sxm", "--engine", "vllm", "--replicas", "3", "--concurrency", "60",
+        "--isl", "1000", "--osl", "100", "--requests", "60", "-o", "json",
+    ).records  # fmt: skip
+    assert min(found["utilisation_by_replica"]) > 0.9 * max(found["utilisation_by_replica"])
+
+
+LARGE = ("simulate", "llama-3.1-70b", "--gpu", "h200-sxm", "--rate", "1", "--isl", "2000", "--osl", "50", "--engine", "vllm",
+         "--requests", "10")  # fmt: skip
+
+
+def test_edits_are_simulated_where_the_model_as_it_is_does_not_fit(cli: Callable[..., Any]) -> None:
+    answer = cli(*LARGE, "--dtype", "fp8", "--kv-dtype", "fp8", "-o", "json")
+    (found,) = answer.records
+    assert found["edits"] == ["--dtype fp8", "--kv-dtype fp8"]
+    assert "llama-3.1-70b as it is does not fit and is left out" in found["assumes"]
+    assert cli(*LARGE).code == 2
+    assert cli(*LARGE, "--dtype", "bf16,fp16").code == 2
+
+
+def test_an_edit_is_one_simulation_for_a_timeline(cli: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "lines.csv"
+    (found,) = cli(*DRAWN, "--dtype", "fp8", "--timeline", path, "-o", "json").records
+    assert found["edits"] == ["--dtype fp8"]
+    assert path.is_file()
+
+
+def test_a_draft_is_timed_as_the_target_is(cli: Callable[..., Any]) -> None:
+    """3 drafts of 0.8 give 2.95 tokens a round, so that a token takes about one draft step more than with a draft for nothing."""
+    load = ("--gpu", "h100-sxm", "--engine", "vllm", "--concurrency", "4", "--isl", "500", "--osl", "200", "--requests", "8")
+    drafts = ("simulate", "llama-3.1-70b", "--tp", "4", *load, "--draft-tokens", "3", "--acceptance", "0.8", "-o", "json")
+    (with_draft,) = cli(*drafts, "--draft", "llama-3.1-8b").records
+    (for_nothing,) = cli(*drafts, "--draft-cost", "0").records
+    (alone,) = cli("simulate", "llama-3.1-8b", *load, "-o", "json").records
+    assert with_draft["tpot_mean_s"] - for_nothing["tpot_mean_s"] == pytest.approx(alone["tpot_mean_s"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--gpu", "tpu-v6e", "--engine", "sglang"), "engine: SGLang does not run on tpu-v6e (Google tpu)"),
+        (("--gpu", "mi300x", "--engine", "trtllm"), "engine: TensorRT-LLM does not run on mi300x"),
+    ],
+)
+def test_an_engine_that_does_not_run_on_a_device_is_refused(
+    cli: Callable[..., Any], arguments: tuple[str, ...], text: str
+) -> None:
+    for command in (("simulate", "llama-3-8b", "--rate", "1", "--isl", "9", "--osl", "9"), ("fit", "llama-3-8b")):
+        answer = cli(*command, *arguments)
+        assert (answer.code, answer.out) == (2, "")
+        assert text in answer.err
+
+
+def test_a_diffusion_model_is_not_simulated_token_by_token(cli: Callable[..., Any]) -> None:
+    answer = cli("simulate", "llada-8b", "--gpu", "h100-sxm", "--rate", "1", "--isl", "9", "--osl", "9")
+    assert answer.code == 2
+    assert "roofline diffusion llada-8b" in answer.err

@@ -95,4 +95,4 @@ def read_llada2(config: Config, storage: Storage, name: str) -> Model:
 
 def _denoiser(model: Model) -> Model:
     """The model with a note that it is no autoregressive one."""
-    return replace(model, assumes=(*model.assumes, BIDIRECTIONAL))
+    return replace(model, assumes=(*model.assumes, BIDIRECTIONAL), denoiser=True)
