@@ -223,7 +223,9 @@ class _Watch:
 
     def _order(self, kind: str, name: str, first: int, offsets: Any, size: int, length: int, lanes: Any) -> None:
         """Finds loads and stores of one place by two programs, or by two lanes of one with no barrier between."""
-        mine = self.marks.setdefault((kind, name, first), _Marks.of(length))
+        mine = self.marks.get((kind, name, first))
+        if mine is None:
+            mine = self.marks[kind, name, first] = _Marks.of(length)
         other = self.marks.get(("write" if kind == "read" else "read", name, first))
         if other is not None:
             by = other.program[offsets]
