@@ -302,7 +302,11 @@ CASES = (
     Chunked("single", "fp32", (21, 40), 1, 3, 9, 7, C=32, tile=Tile(16)),
 )
 TOLERANCE = {
-    "bf16": Tolerance(8e-3, "the inverse, W, U, scores and the state on entry are rounded to bf16 before they multiply"),
+    "bf16": Tolerance(
+        8e-3,
+        "the inverse, W, U, scores and the state on entry are rounded to bf16 before they multiply; rows near 0 cancel",
+        row=4,
+    ),
     "fp16": Tolerance(2e-3, "the inverse (made in tf32), W, U, scores and the state on entry are rounded to fp16"),
     "fp32": Tolerance(3e-6, "fp32 sums in another order, decays as differences of sums"),
 }

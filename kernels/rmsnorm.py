@@ -74,13 +74,14 @@ class Rows(Case):
     rows: int
     D: int
     residual: bool = False
+    spread: float = 3.0
 
 
 def inputs(case: Rows, device: str) -> Tensors:
     """Rows, gains and a residual stream."""
     source = Source(case.name, device)
     return {
-        "x": source.normal(case.rows, case.D, dtype=case.dtype, scale=3.0),
+        "x": source.normal(case.rows, case.D, dtype=case.dtype, scale=case.spread),
         "weight": source.normal(case.D, dtype=case.dtype),
         "residual": source.normal(case.rows, case.D, dtype=case.dtype) if case.residual else None,
     }
@@ -137,6 +138,7 @@ CASES = (
     Rows("single", "fp32", 3, 777, True),
     Rows("one-element", "fp32", 9, 1),
     Rows("wide", "bf16", 2, 7168),
+    Rows("faint", "bf16", 6, 96, spread=0.004),
 )
 TOLERANCE = {
     "bf16": Tolerance(3e-3, "computed in fp32, rounded once to bf16"),

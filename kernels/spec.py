@@ -99,10 +99,20 @@ class Expected:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far from the float64 reference an output may be: root mean square of the error over that of the reference."""
+    """How far from the float64 reference an output may be.
+
+    Attributes:
+        rms: root mean square of the error over that of the reference. reason: what rounds.
+        row: the same for each row alone (along the last axis), in multiples of ``rms``: a row of few elements scatters.
+        element: the error of each element over the rms of its row, or over itself where it is larger, in multiples of
+            ``rms``. Rounding to nearest errs by at most 1.7 times its own rms, and a sum of roundings rarely by more than
+            four times.
+    """
 
     rms: float
     reason: str
+    row: float = 2.0
+    element: float = 4.0
 
 
 EVERYWHERE = ("sm_90", "sm_80", "sm_100", "gfx942")

@@ -1,4 +1,8 @@
-"""Comparison of a kernel's outputs with its reference: masks of what is not finite, exact integers, rms error."""
+"""Comparison of a kernel's outputs with its reference: masks of what is not finite, exact integers, errors.
+
+Errors are bounded three times: the rms error of the whole output, of each row (along the last axis), and each element's.
+An error that a few elements hold drowns in the first. Rounding is spread alike over a row and at most a few times its rms,
+so that the other two need only small multiples of the first bound."""
 
 from __future__ import annotations
 
@@ -16,6 +20,27 @@ def rms_ratio(output: torch.Tensor, reference: torch.Tensor) -> float:
     error = (output.to(torch.float64)[finite] - right).square().mean().sqrt()
     size = right.square().mean().sqrt()
     return float(error / size) if size > 0 else float(error)
+
+
+SMALL_ROW = 0.25
+"""A row, however small its values, may err as one whose rms is this share of the output's: sums of large terms cancel."""
+
+
+def worst(output: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
+    """Largest error of a row and of an element, over the rms of the row; of an element larger than that, over itself."""
+    finite = torch.isfinite(reference)
+    if not finite.any():
+        return 0.0, 0.0
+    width = reference.shape[-1] if reference.dim() else 1
+    zero = torch.zeros((), dtype=torch.float64)
+    right = torch.where(finite, reference.to(torch.float64), zero).reshape(-1, width)
+    error = torch.where(finite, output.to(torch.float64) - reference, zero).reshape(-1, width)
+    rms = right.square().mean(1).sqrt()
+    overall = float(right.square().mean().sqrt())
+    scale = torch.clamp(rms, min=SMALL_ROW * overall if overall > 0 else 1.0)
+    rows = error.square().mean(1).sqrt() / scale
+    elements = error.abs() / torch.maximum(right.abs(), scale[:, None])
+    return float(rows.max()), float(elements.max())
 
 
 def compare(spec: Spec, case: Case, outputs: Tensors, references: Tensors) -> tuple[dict[str, float], list[str]]:
@@ -43,4 +68,8 @@ def compare(spec: Spec, case: Case, outputs: Tensors, references: Tensors) -> tu
         errors[name] = rms_ratio(output, reference)
         if not errors[name] <= tolerance.rms:
             failures.append(f"{name}: rms error {errors[name]:.2e} exceeds {tolerance.rms:.0e} ({tolerance.reason})")
+        row, element = worst(wide, reference)
+        for what, error, times in (("a row's rms", row, tolerance.row), ("an element's", element, tolerance.element)):
+            if not error <= times * tolerance.rms:
+                failures.append(f"{name}: {what} error {error:.2e} exceeds {times:g} x {tolerance.rms:.0e}")
     return errors, failures
