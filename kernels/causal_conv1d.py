@@ -15,8 +15,10 @@ import triton
 import triton.language as tl
 
 from roofline.components.recurrent import CausalConv
+from roofline.errors import InputError
 from roofline.kernels import buffers
-from roofline.kernels.fixed_state import batch, moved_tables, power_of_two, sequences, tables
+from roofline.kernels.arguments import FLOATING, check
+from roofline.kernels.fixed_state import batch, check_states, moved_tables, power_of_two, sequences, tables
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
@@ -103,13 +105,20 @@ def causal_conv1d(
 ) -> torch.Tensor:  # fmt: skip
     """Convolves rows ``x [tokens, channels]`` with ``weight [channels, TAPS]``; updates ``state [slots, TAPS - 1, channels]``.
 
-    ``longest``: the most rows of one sequence. ``before``, ``after``: gates like x, multiplied to input and result.
+    ``longest``: the most rows of one sequence. ``before``, ``after``: gates like x, multiplied to input and result. Raises
+    InputError for arguments that do not fit each other.
     """
+    check("x", x, (None, None), FLOATING)
     rows, channels = x.shape
+    check("weight", weight, (channels, None), FLOATING, x)
+    check("bias", bias, (channels,), FLOATING, x)
+    check("before", before, (rows, channels), (x.dtype,), x)
+    check("after", after, (rows, channels), (x.dtype,), x)
+    check_states(state, (weight.shape[1] - 1, channels), slots, starts, longest, x)
     out = buffers.empty(rows, channels, dtype=x.dtype, device=x.device)
     cut = tile or choose(longest, channels)
     if min(longest, weight.shape[1] - 1) > cut.BT:
-        raise ValueError(f"a tile of {cut.BT} tokens is shorter than the state: two programs would share it")
+        raise InputError(f"tile: {cut.BT} tokens are shorter than the state: two programs would share it")
     causal_conv1d_kernel[(ceil_div(channels, cut.BC), ceil_div(longest, cut.BT), len(slots))](
         x, before, after, weight, bias, state, slots, starts, out, channels,
         TAPS=weight.shape[1], ACTIVATED=activated, BT=cut.BT, BC=cut.BC, num_warps=cut.warps,

@@ -18,7 +18,9 @@ import triton.language as tl
 
 from roofline.components.compressed import compressed_layout
 from roofline.components.latent import LatentAttention, Reach, layout_bytes
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, HALF, INT32, SINGLE, check, check_pages, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_decoding import contiguous, merge, merge_parts, merged, padded
 from roofline.kernels.microscaling import widen_e8m0
@@ -79,7 +81,7 @@ def compressed_attention_kernel(
     queries = tl.load(
         q + at[:, None].to(tl.int64) * H + column[None, :], mask=real[:, None] & (column[None, :] < H), other=0.0
     )  # fmt: skip
-    visible = tl.load(lengths + sequence) - T + query % T + 1
+    visible = tl.maximum(0, tl.load(lengths + sequence) - T + query % T + 1)
     near = tl.minimum(visible, W)
     count = near + (visible // EVERY if K == 0 else tl.minimum(K, visible // EVERY))
     share = tl.cdiv(tl.cdiv(count, BN), SPLITS) * BN
@@ -150,8 +152,24 @@ def compressed_attention(
         lengths: int32 ``[B]``, cached and new tokens, of which ``longest`` is the largest.
         selected: int32 ``[B, T, K]``, entries to attend to; the first min(K, complete ones) are read. None for all.
         sinks: fp32 ``[N]``, logits that join the softmax.
+
+    A query that sees no entry gets zeros. Raises InputError for arguments that do not fit each other.
     """
+    check("q", q, (None, None, None, None), FLOATING)
     B, T, N, H = q.shape
+    within("page", page, 1)
+    within("every", every, 1)
+    within("window", window, 0)
+    stored, narrow = ((None, page, H), False) if cache.dtype != torch.uint8 else ((None, page * (H + ROTARY + 8)), True)
+    for name, held in (("window_cache", window_cache), ("cache", cache)):
+        check(name, held, stored, (torch.uint8,) if narrow else (q.dtype,), q)
+    if narrow and (H % ROTARY or H > 8 * ROTARY or q.dtype not in HALF):
+        raise InputError(f"cache: packed entries of {H} elements in pages of {page} for {q.dtype} have no layout")
+    if window:
+        check_pages(window_table, lengths, longest, page, len(window_cache), q, "window_table")
+    check_pages(table, lengths, longest, page, len(cache), q, every=every)
+    check("selected", selected, (B, T, None), INT32, q)
+    check("sinks", sinks, (N,), SINGLE, q)
     out = buffers.empty(B, T, N, H, dtype=q.dtype, device=q.device)
     if not out.numel():
         return out

@@ -19,7 +19,9 @@ import triton
 import triton.language as tl
 
 from roofline.components.compressed import CompressWrite
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, INT32, SINGLE, check, check_indices, check_starts, readable, within
 from roofline.kernels.index_keys import INDEX, dequantise, from_pages
 from roofline.kernels.rotary import angle_table
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
@@ -145,9 +147,32 @@ def compress(
         bias: fp32 ``[m, s D]``. gain: ``[D]``. angles: of ``rotary.angle_table``, as wide as the rotated part.
         cached: int32 ``[B]``, tokens before this step. table: int32 ``[B, pages]`` of the entries.
         cache: ``[pages, page, D]`` of x's type, or uint8 pages of ``index_keys`` in fp8.
+
+    Raises InputError for arguments that do not fit each other.
     """
+    check("x", x, (None, None), FLOATING)
+    check("gain", gain, (None,), FLOATING, x)
+    check("bias", bias, (None, None), SINGLE, x)
     every, DIM = bias.shape[0], gain.shape[0]
     series = bias.shape[1] // DIM
+    if not every or series not in (1, 2) or bias.shape[1] != series * DIM:
+        raise InputError(f"bias: shape {tuple(bias.shape)} is not of 1 or 2 series of {DIM} elements per token of a block")
+    check("x", x, (None, 2 * series * DIM), FLOATING)
+    B = check_starts("starts", starts, len(x), longest, x)
+    check("state", state, (B, series * every, 2 * series * DIM), SINGLE, x)
+    check("cached", cached, (B,), INT32, x)
+    check("angles", angles, (None, None), SINGLE, x)
+    check("table", table, (B, None), INT32, x)
+    within("page", page, 1)
+    if cache.dtype == torch.uint8:
+        check("cache", cache, (None, page * (DIM + 4)), (torch.uint8,), x)
+    else:
+        check("cache", cache, (None, page, DIM), (x.dtype,), x)
+    check_indices("table", table, len(cache))
+    if readable(starts) and B:
+        whole = int((cached + starts.diff()).max())
+        if whole // every > table.shape[1] * page or (angles.shape[1] and whole // every * every - every >= len(angles)):
+            raise InputError(f"table: a sequence of {whole} tokens has more entries than its pages or the angles have room for")
     if not len(x):
         return
     narrow = cache.dtype == torch.uint8

@@ -16,7 +16,9 @@ import triton.language as tl
 
 from roofline.components.latent import Reach
 from roofline.components.sparse import IndexScores
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, SINGLE, check, check_pages, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_decoding import Parts, block_counts, padded, parts_for
 from roofline.kernels.index_keys import INDEX, dequantise, from_pages, quantise, to_pages
@@ -104,12 +106,22 @@ def dsa_indexer(
         q, q_scales: of ``index_keys.quantise``, ``[B, T, heads, ...]``. head_weights: ``[B, T, heads]``.
         cache: uint8 ``[pages, bytes]`` of ``index_keys.to_pages``, ``page`` keys each. table: int32 ``[B, pages]``.
         lengths: int32 ``[B]``, cached and new tokens. longest: the largest of them. every: tokens per entry.
+
+    Raises InputError for arguments that do not fit each other.
     """
+    check("head_weights", head_weights, (None, None, None), FLOATING)
     B, T, N = head_weights.shape
+    check("q", q, (B, T, N, None), (torch.float8_e4m3fn, torch.uint8), head_weights)
+    within("page", page, 1)
+    within("every", every, 1)
     fp4 = q.dtype == torch.uint8
     dim = q.shape[3] * (2 if fp4 else 1)
     if dim % 32 or not (fp4 or dim == FP8_WIDTH):
-        raise ValueError(f"index width {dim}: one of {FP8_WIDTH} in fp8, a multiple of 32 in MXFP4")
+        raise InputError(f"q: index width {dim}; one of {FP8_WIDTH} in fp8, a multiple of 32 in MXFP4")
+    wide, factors = INDEX["mxfp4" if fp4 else "fp8"].sizes(dim)
+    check("q_scales", q_scales, (B, T, N, dim // 32 if fp4 else 1), (torch.uint8,) if fp4 else SINGLE, q)
+    check("cache", cache, (None, page * (wide + factors)), (torch.uint8,), q)
+    check_pages(table, lengths, longest, page, len(cache), q, every=every)
     entries = longest // every
     out = buffers.empty(B, T, entries, dtype=torch.float32, device=q.device)
     if not out.numel():

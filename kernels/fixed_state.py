@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from roofline.kernels.arguments import FLOATING, INT32, check, check_distinct, check_starts
 from roofline.kernels.spec import Moved, Tensors
 from roofline.kernels.types import Source
 from roofline.work import Ragged, Work
@@ -33,6 +34,16 @@ def softplus(x):
 def sigmoid(x):
     """``1 / (1 + exp(-x))``."""
     return 1.0 / (1.0 + tl.exp(-x))
+
+
+def check_states(
+    state: torch.Tensor, sizes: tuple[int, ...], slots: torch.Tensor, starts: torch.Tensor, longest: int | None, x: torch.Tensor
+) -> None:
+    """Refuses states, slots and starts that do not fit rows ``x [tokens, ...]``. Raises InputError."""
+    sequences = check_starts("starts", starts, len(x), longest, x)
+    check("state", state, (None, *sizes), FLOATING, x)
+    check("slots", slots, (sequences,), INT32, x)
+    check_distinct("slots", slots, len(state))
 
 
 def batch(lengths: tuple[int, ...]) -> Ragged:

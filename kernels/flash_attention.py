@@ -20,7 +20,9 @@ import triton.language as tl
 
 from roofline.components.attention import Attention
 from roofline.cost import Cost
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, check, check_heads, check_starts, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import NAMES, TYPES, Source
@@ -28,7 +30,6 @@ from roofline.numeric import ceil_div
 from roofline.work import Ragged, Work
 
 MASKS = ("causal", "window", "chunk", "full", "block")
-LOG2E = 1.4426950408889634
 
 
 @triton.jit
@@ -72,7 +73,7 @@ def attend(
             if MASK == "chunk":
                 seen = seen & (key[None, :] <= positions[:, None]) & (key[None, :] >= positions[:, None] // size * size)
             if MASK == "block":
-                seen = seen & (key[None, :] < (positions[:, None] // size + 1) * size)
+                seen = seen & (positions[:, None] >= 0) & (key[None, :] < (positions[:, None] // size + 1) * size)
             score = tl.where(seen, score, float("-inf"))
         highest = tl.maximum(peak, tl.max(score, 1))
         base = tl.where(highest == float("-inf"), 0.0, highest) if EDGE else highest
@@ -126,13 +127,13 @@ def flash_attention_kernel(
         open_high = start + 1
     if MASK == "block":
         high = tl.minimum((last // size + 1) * size, keys)
-        open_high = tl.minimum((start // size + 1) * size, keys)
+        open_high = tl.where(start < 0, 0, tl.minimum((start // size + 1) * size, keys))
     if MASK == "window":
         low = tl.maximum(0, start - size + 1)
         open_low = tl.maximum(0, last - size + 1)
     if MASK == "chunk":
-        low = start // size * size
-        open_low = last // size * size
+        low = tl.maximum(0, start) // size * size
+        open_low = tl.maximum(0, last) // size * size
     open_low = tl.minimum(low + tl.cdiv(open_low - low, BN) * BN, high)
     open_high = tl.maximum(open_low, low + (open_high - low) // BN * BN)
     group: tl.constexpr = N // K
@@ -157,7 +158,7 @@ def flash_attention_kernel(
         q1, q2, k_at, v_at, K * H, K * V, positions, open_high, high, peak, total, sums, scale, size,
         H, V, H1, H2, VP, BN, MASK, True, CAP,
     )  # fmt: skip
-    result = sums / total[:, None]
+    result = sums / tl.where(total > 0, total, 1.0)[:, None]
     out_at = out + ((q_start + row[:, None]).to(tl.int64) * N + head) * V + value[None, :]
     tl.store(out_at, result.to(out.dtype.element_ty), mask=(row[:, None] < T) & (value[None, :] < V))
 
@@ -182,14 +183,14 @@ def halves(width: int) -> tuple[int, int]:
 def choose(T: int, H: int, V: int, dtype: str, device: Device) -> Tiles:
     """Tiles by queries, widths, operand type and device."""
     if dtype == "fp32":
-        return Tiles(32, 16, 4, 1)
+        return Tiles(32 if max(H, V) <= 128 else 16, 16, 8 if 64 < max(H, V) <= 128 else 4, 1)
     if device.shared < 100_000:
         return Tiles(64, 32, 4, 1)
     if T <= 64 or device.shared < 200_000:
         return Tiles(64, 64 if H <= 128 else 32, 4, 2)
     if H <= 64:
         return Tiles(128, 128, 8, 2)
-    return Tiles(128, 64, 8, 3 if H <= 128 else 2)
+    return Tiles(128, 64 if max(H, V) <= 192 else 32, 8, 3 if H <= 128 else 2)
 
 
 def flash_attention(
@@ -203,19 +204,29 @@ def flash_attention(
         q: ``[tokens, N, H]``. k, v: ``[keys, K, H]`` and ``[keys, K, V]``; the queries are the last positions.
         q_starts, k_starts: int32 ``[B + 1]``: where each sequence's rows begin, and the end. longest: most queries of one.
         mask, size: one of ``MASKS`` and its window, chunk or block. scale: of the scores, ``H ** -0.5`` by default.
-        soft_cap: scores become ``soft_cap tanh(score / soft_cap)``; 0 for none. sinks: one logit per head that joins the
-            softmax.
+        soft_cap: scores become ``soft_cap tanh(score / soft_cap)``; 0 for none. sinks: a logit per head that joins the softmax.
+
+    A query that sees no key gets zeros. Raises InputError for arguments that do not fit each other.
     """
-    tokens, N, H = q.shape
-    K, V = v.shape[1], v.shape[2]
-    if mask not in MASKS or N % K:
-        raise ValueError(f"mask {mask!r} (known: {', '.join(MASKS)}), {N} query heads over {K} key-value heads")
+    check("q", q, (None, None, None), FLOATING)
+    check("v", v, (None, None, None), (q.dtype,), q)
+    (tokens, N, H), (keys, K, V) = q.shape, v.shape
+    check("k", k, (keys, K, H), (q.dtype,), q)
+    check("sinks", sinks, (N,), FLOATING, q)
+    if check_starts("q_starts", q_starts, tokens, longest, q) != check_starts("k_starts", k_starts, keys, None, q):
+        raise InputError(f"k_starts: {len(k_starts)} of them, and {len(q_starts)} of q_starts; both cut the same batch")
+    check_heads(N, K, max(H, V))
+    if mask not in MASKS:
+        raise InputError(f"mask: unknown {mask!r}; known: {', '.join(MASKS)}")
+    if mask in ("window", "chunk", "block"):
+        within("size", size, 1)
+    within("soft_cap", soft_cap, 0)
     out = buffers.empty(tokens, N, V, dtype=q.dtype, device=q.device)
     if tokens:
         cut = tiles or choose(longest, H, V, NAMES[q.dtype], of(q))
         H1, H2 = halves(H)
         flash_attention_kernel[(ceil_div(longest, cut.BM), N, len(q_starts) - 1)](
-            q, k, v, sinks, out, q_starts, k_starts, scale or H**-0.5, size, N=N, K=K, H=H, V=V, H1=H1, H2=H2,
+            q, k, v, sinks, out, q_starts, k_starts, H**-0.5 if scale is None else scale, size, N=N, K=K, H=H, V=V, H1=H1, H2=H2,
             VP=max(16, 1 << (V - 1).bit_length()), BM=cut.BM, BN=cut.BN, MASK=mask, CAP=soft_cap,
             num_warps=cut.warps, num_stages=cut.stages,
         )  # fmt: skip
@@ -310,7 +321,7 @@ def reference(case: Prefill, tensors: Tensors) -> Tensors:
 
 def launch(case: Prefill, tensors: Tensors) -> Tensors:
     """The Triton kernel."""
-    options: dict[str, Any] = {"mask": case.mask, "size": case.size, "soft_cap": case.soft_cap, "tiles": case.tiles}
+    options = {name: getattr(case, name) for name in ("mask", "size", "soft_cap", "tiles")}
     return {"out": flash_attention(**tensors, **options)}
 
 

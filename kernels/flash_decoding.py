@@ -17,7 +17,9 @@ import triton
 import triton.language as tl
 
 from roofline.components.attention import Attention
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, NARROW, check, check_heads, check_pages, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_attention import attention, soft_capped, visible
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
@@ -90,7 +92,8 @@ def flash_decoding_kernel(
         else:
             branch = tree + (sequence * T + token[:, None]) * T + (key - cached)[None, :]
             new = (key >= cached) & inside
-            seen = (key < cached)[None, :] | (tl.load(branch, mask=new[None, :] & real[:, None], other=0) != 0)
+            shown = new[None, :] & (real & (cached + token >= 0))[:, None]
+            seen = (key < cached)[None, :] | (tl.load(branch, mask=shown, other=0) != 0)
         score = tl.where(seen & inside[None, :], score, float("-inf"))
         weight, peak, total, fade = merge(score, peak, total)
         values = tl.load(
@@ -113,10 +116,12 @@ def merge_parts_kernel(parts, weights, out, V: tl.constexpr, VP: tl.constexpr, S
     part = tl.arange(0, SP)
     value = tl.arange(0, VP)
     weighed = tl.load(weights + row * SPLITS + part, mask=part < SPLITS, other=float("-inf"))
-    weight = tl.exp2(weighed - tl.max(weighed, 0))
+    peak = tl.max(weighed, 0)
+    weight = tl.exp2(weighed - tl.where(peak == float("-inf"), 0.0, peak))
+    total = tl.sum(weight, 0)
     inside = (part[:, None] < SPLITS) & (value[None, :] < V)
     partial = tl.load(parts + (row * SPLITS + part[:, None]) * V + value[None, :], mask=inside, other=0.0)
-    result = tl.sum(partial * weight[:, None], 0) / tl.sum(weight, 0)
+    result = tl.sum(partial * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
     tl.store(out + row * V + value, result.to(out.dtype.element_ty), mask=value < V)
 
 
@@ -171,11 +176,21 @@ def flash_decoding(
         window: the last keys that a query sees, 0 for all. soft_cap, sinks: as in ``flash_attention``.
         tree: uint8 ``[B, T, T]``, which new tokens each new token sees; causal where it is None.
         k_scale, v_scale: what the cache's elements are multiplied by.
+
+    A query that sees no key, as in an idle row of length 0, gets zeros. Raises InputError for arguments that do not fit.
     """
-    B, T, N, H = q.shape
-    PAGE, K, V = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
-    if N % K or (tree is not None and window):
-        raise ValueError(f"{N} query heads over {K} key-value heads, window {window}, a tree: {tree is not None}")
+    check("q", q, (None, None, None, None), FLOATING)
+    check("v_cache", v_cache, (None, None, None, None), (q.dtype, *NARROW), q)
+    (B, T, N, H), (pages, PAGE, K, V) = q.shape, v_cache.shape
+    check("k_cache", k_cache, (pages, PAGE, K, H), (v_cache.dtype,), q)
+    check("sinks", sinks, (N,), FLOATING, q)
+    check("tree", tree, (B, T, T), (torch.uint8,), q)
+    check_pages(table, lengths, longest, PAGE, pages, q)
+    check_heads(N, K, max(H, V))
+    within("window", window, 0)
+    within("soft_cap", soft_cap, 0)
+    if tree is not None and window:
+        raise InputError(f"tree: given with a window of {window}; a tree sees all that is cached")
     out = buffers.empty(B, T, N, V, dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
@@ -186,7 +201,7 @@ def flash_decoding(
     weights = buffers.empty(B, T, N, cut.splits, dtype=torch.float32, device=q.device) if split else None
     flash_decoding_kernel[(B, K, cut.splits)](
         q, k_cache, v_cache, table, lengths, sinks, tree, partial, weights, table.shape[1],
-        (scale or H**-0.5) * k_scale, v_scale, window, T=T, N=N, K=K, H=H, V=V, HP=padded(H), VP=padded(V),
+        (H**-0.5 if scale is None else scale) * k_scale, v_scale, window, T=T, N=N, K=K, H=H, V=V, HP=padded(H), VP=padded(V),
         ROWS=padded(rows), BN=cut.BN, PAGE=PAGE, SPLITS=cut.splits, WINDOW=window > 0, CAP=soft_cap,
         num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip

@@ -23,10 +23,11 @@ import triton.language as tl
 
 from roofline.components.chunked import ChunkedDeltaRule
 from roofline.cost import Cost
+from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.fixed_state import NORM_EPSILON, batch, moved_tables, power_of_two, sigmoid, softplus
-from roofline.kernels.gated_delta_step import Delta, recur
+from roofline.kernels.gated_delta_step import Delta, check_rule, recur
 from roofline.kernels.gated_delta_step import inputs as step_inputs
 from roofline.kernels.spec import EVERYWHERE, Build, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import NAMES, TYPES
@@ -183,10 +184,11 @@ def gated_delta_chunk(
 ) -> torch.Tensor:  # fmt: skip
     """``delta_step`` of ``gated_delta_step`` in chunks of 16, 32 or 64 tokens, one decay per head.
 
-    ``longest``: the most new tokens of one sequence.
+    ``longest``: the most new tokens of one sequence. Raises InputError for arguments that do not fit each other.
     """
     if chunk not in (16, 32, 64):
-        raise ValueError(f"chunks of {chunk} tokens: the system of a chunk is inverted for 16, 32 or 64")
+        raise InputError(f"chunk: {chunk} tokens; the system of a chunk is inverted for 16, 32 or 64")
+    check_rule(q, k, v, a, b, a_log, dt_bias, state, slots, starts, longest, by_channel=False)
     tokens, H, V = v.shape
     HK, K = k.shape[1:]
     B = len(slots)

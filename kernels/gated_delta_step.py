@@ -17,10 +17,13 @@ import triton.language as tl
 
 from roofline.components.chunked import Heads
 from roofline.components.delta import DeltaRule
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, check
 from roofline.kernels.fixed_state import (
     NORM_EPSILON,
     batch,
+    check_states,
     moved_tables,
     normalised,
     power_of_two,
@@ -82,6 +85,27 @@ def columns_per_program(K: int, V: int) -> int:
     return min(power_of_two(V), max(8, 4096 // power_of_two(K)))
 
 
+def check_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor, b: torch.Tensor, a_log: torch.Tensor,
+    dt_bias: torch.Tensor, state: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, longest: int | None,
+    by_channel: bool = True,
+) -> None:  # fmt: skip
+    """Refuses arguments that do not fit each other, of the step and of the rule in chunks, which has a decay per head."""
+    check("v", v, (None, None, None), FLOATING, strides="rows")
+    tokens, H, V = v.shape
+    check("k", k, (tokens, None, None), (v.dtype,), v, "rows")
+    HK, K = k.shape[1:]
+    check("q", q, (tokens, HK, K), (v.dtype,), v, "rows")
+    if not HK or H % HK:
+        raise InputError(f"k: {HK} heads do not share {H} heads of values evenly")
+    sides = (H, K) if by_channel and a.dim() == 3 else (H,)
+    check("a", a, (tokens, *sides), FLOATING, v)
+    check("b", b, (tokens, H), FLOATING, v)
+    check("a_log", a_log, (H,), FLOATING, v)
+    check("dt_bias", dt_bias, sides, FLOATING, v)
+    check_states(state, (H, K, V), slots, starts, longest, v)
+
+
 def delta_step(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor, b: torch.Tensor, a_log: torch.Tensor,
     dt_bias: torch.Tensor, state: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor,
@@ -89,8 +113,10 @@ def delta_step(
     """Outputs ``[tokens, H, V]``; updates ``state [slots, H, K, V]`` in place.
 
     ``q, k [tokens, HK, K]``, ``v [tokens, H, V]`` (slices of a wider tensor will do), ``b [tokens, H]``, ``a_log [H]``;
-    ``a [tokens, H]`` with ``dt_bias [H]``, or ``a [tokens, H, K]`` with ``dt_bias [H, K]`` for a decay per channel.
+    ``a [tokens, H]`` with ``dt_bias [H]``, or ``a [tokens, H, K]`` with ``dt_bias [H, K]`` for a decay per channel. Raises
+    InputError for arguments that do not fit each other.
     """
+    check_rule(q, k, v, a, b, a_log, dt_bias, state, slots, starts, None)
     tokens, H, V = v.shape
     HK, K = k.shape[1:]
     out = buffers.empty(tokens, H, V, dtype=v.dtype, device=v.device)

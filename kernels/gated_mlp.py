@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 
 from roofline.components.feedforward import MLP
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, check, check_tile
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.gemm import Tiles, gemm, place
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
@@ -35,7 +37,7 @@ def gated_mlp_kernel(
     inner = tl.arange(0, BK)
     x_at = x + rows[:, None].to(tl.int64) * x_row + inner[None, :]
     gate_at = weight + inner[:, None] + columns[None, :].to(tl.int64) * w_row
-    up_at = gate_at + F.to(tl.int64) * w_row
+    up_at = weight + inner[:, None] + (columns + F)[None, :].to(tl.int64) * w_row
     gate = tl.zeros((BM, BN), tl.float32)
     up = tl.zeros((BM, BN), tl.float32)
     for k in range(0, K, BK):
@@ -61,10 +63,12 @@ def gated_mlp_kernel(
 def choose(M: int, F: int, K: int, dtype: str, device: Device) -> Tiles:
     """Tiles by shape, operand type and device: two accumulators halve the columns that ``gemm`` takes."""
     if dtype == "fp32":
-        return Tiles(32, 32, 32, warps=4, stages=2)
+        return Tiles(32, 32, 32, warps=8, stages=2)
     if M <= 32:
         narrow = 16 if ceil_div(F, 32) < device.units else 32
         return Tiles(max(16, 1 << (M - 1).bit_length()), narrow, 128, warps=4, stages=3)
+    if K % 16:
+        return Tiles(64 if M <= 64 else 128, 64, 32, warps=8, stages=4)
     if M <= 64 or ceil_div(M, 128) * ceil_div(F, 128) < device.units:
         return Tiles(64, 64, 64, warps=4, stages=4 if device.shared >= 200_000 else 2)
     if device.shared < 200_000:
@@ -73,12 +77,20 @@ def choose(M: int, F: int, K: int, dtype: str, device: Device) -> Tiles:
 
 
 def gate_up(x: torch.Tensor, weight: torch.Tensor, tiles: Tiles | None = None) -> torch.Tensor:
-    """``silu(x @ gate.T) * (x @ up.T)`` for ``x [M, K]`` and ``weight [2 F, K]`` (gate rows, then up rows)."""
+    """``silu(x @ gate.T) * (x @ up.T)`` for ``x [M, K]`` and ``weight [2 F, K]`` (gate rows, then up rows).
+
+    Rows may lie apart, elements of a row may not. Raises InputError for arguments that do not fit each other.
+    """
+    check("x", x, (None, None), FLOATING, strides="rows")
     M, K = x.shape
+    check("weight", weight, (None, K), (x.dtype,), x, strides="rows")
     F = weight.shape[0] // 2
+    if weight.shape[0] != 2 * F:
+        raise InputError(f"weight: {weight.shape[0]} rows are not as many of the gate as of the other half")
     out = buffers.empty(M, F, dtype=x.dtype, device=x.device)
-    if M:
+    if M * F:
         cut = tiles or choose(M, F, K, NAMES[x.dtype], of(x))
+        check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
         gated_mlp_kernel[(ceil_div(M, cut.BM) * ceil_div(F, cut.BN),)](
             x, weight, out, M, F, K, x.stride(0), weight.stride(0), BM=cut.BM, BN=cut.BN, BK=cut.BK, GROUP=cut.group,
             WHOLE_K=K % cut.BK == 0, num_warps=cut.warps, num_stages=cut.stages,

@@ -17,7 +17,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from roofline.components.linear import Linear
 from roofline.cost import Cost
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, NARROW, check, check_tile
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import NAMES, TYPES, Source
@@ -115,7 +117,10 @@ def gemm_tma_kernel(
 
 
 def choose(M: int, N: int, K: int, dtype: str, device: Device, tma: bool) -> Tiles:
-    """Tiles by shape, operand type and device; ``tma``: whether the operands can be moved by TMA."""
+    """Tiles by shape, operand type and device; ``tma``: whether the operands can be moved by TMA.
+
+    Rows that begin anywhere are loaded element by element, each with an address in registers, and take small tiles.
+    """
     deep = 2 if TYPES[dtype].torch.itemsize == 1 else 1
     if dtype == "fp32":
         return Tiles(64, 64, 32, warps=8, stages=2)
@@ -126,6 +131,8 @@ def choose(M: int, N: int, K: int, dtype: str, device: Device, tma: bool) -> Til
         return Tiles(BM, BN, BK, 1 << (splits.bit_length() - 1), warps=4, stages=3)
     if M <= 64:
         return Tiles(64, 64, 64 * deep, warps=4, stages=4)
+    if K % 16 or (N % 16 and not tma and M > 128):
+        return Tiles(128, 128 if M > 128 else 64, 32, warps=8, stages=4)
     if ceil_div(M, 128) * ceil_div(N, 256) < device.units or device.shared < 200_000:
         stages = 4 if device.shared >= 200_000 else 3 if device.shared >= 100_000 else 2
         return Tiles(128, 128 if M > 128 else 64, 64 * deep, warps=8 if M > 128 else 4, stages=stages)
@@ -158,13 +165,17 @@ def gemm(
     """``a [M, K] @ b [K, N] + bias [N]``.
 
     Any strides; a weight stored [N, K] is passed as ``weight.T``, which 8-bit matrix units want. Sums in fp32, exactly in
-    int32 for int8. The result is of ``out_dtype``: by default the operands', int32 for int8.
+    int32 for int8. The result is of ``out_dtype``: by default the operands', int32 for int8. Raises InputError for arguments
+    that do not fit each other, and for tiles that cannot do what is asked.
     """
-    (M, K), (inner, N) = a.shape, b.shape
-    if inner != K or a.dtype != b.dtype:
-        raise ValueError(f"a {tuple(a.shape)} {a.dtype} and b {tuple(b.shape)} {b.dtype} do not multiply")
-    integers = a.dtype == torch.int8
+    check("a", a, (None, None), (*FLOATING, *NARROW), strides="any")
+    M, K = a.shape
+    check("b", b, (K, None), (a.dtype,), a, strides="any")
+    N, integers = b.shape[1], a.dtype == torch.int8
+    check("bias", bias, (N,), (*FLOATING, torch.int32) if integers else FLOATING, a)
     out_dtype = out_dtype or (torch.int32 if integers else a.dtype)
+    if not (integers or out_dtype.is_floating_point):
+        raise InputError(f"out_dtype: {out_dtype} of {a.dtype} operands; pass a floating-point type")
     out = buffers.empty(M, N, dtype=out_dtype, device=a.device)
     if not M * N:
         return out
@@ -172,6 +183,9 @@ def gemm(
     if tiles is None:
         device = of(a)
         tiles = choose(M, N, K, NAMES[a.dtype], device, can_use_tma(a, b, bias, N, out.element_size()))
+    check_tile(BM=tiles.BM, BN=tiles.BN, BK=tiles.BK)
+    if tiles.persistent and not can_use_tma(a, b, bias, N, out.element_size()):
+        raise InputError("tiles: persistent ones are moved by TMA: 16 or 8 bits, no bias, rows at multiples of 16 bytes")
     cut: dict[str, Any] = {"BM": tiles.BM, "BN": tiles.BN, "BK": tiles.BK, "GROUP": tiles.group}
     cut |= {"num_warps": tiles.warps, "num_stages": tiles.stages, "ACCUMULATOR": accumulator}
     grid = ceil_div(M, tiles.BM) * ceil_div(N, tiles.BN)

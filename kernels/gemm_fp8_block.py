@@ -17,8 +17,10 @@ import triton.language as tl
 
 from roofline.components.linear import Linear
 from roofline.cost import Cost
+from roofline.errors import InputError
 from roofline.formats import FORMATS, FP8
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, HALF, SINGLE, check, check_tile
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.gemm import Tiles, place, sum_block, sum_parts_kernel
 from roofline.kernels.quantize_fp8 import GROUP, TINY, TOP, dequantise, quantize_fp8
@@ -95,14 +97,25 @@ def gemm_fp8_block(
     Args:
         a: codes with ``a_scales [M, ceil(K / 128)]``, or 16-bit numbers without, which are quantised in the kernel.
         b_scales: ``[ceil(N / 128), ceil(K / 128)]``.
+
+    Raises InputError for arguments that do not fit each other.
     """
-    (M, K), N = a.shape, b.shape[0]
+    codes = (torch.float8_e4m3fn,)
+    check("a", a, (None, None), HALF if a_scales is None else codes)
+    M, K = a.shape
+    check("b", b, (None, K), codes, a)
+    N, blocks = len(b), ceil_div(K, GROUP)
+    check("a_scales", a_scales, (M, blocks), SINGLE, a)
+    check("b_scales", b_scales, (ceil_div(N, GROUP), blocks), SINGLE, a)
+    if out_dtype not in FLOATING:
+        raise InputError(f"out_dtype: {out_dtype}; pass a floating-point type of 16 or 32 bits")
     out = buffers.empty(M, N, dtype=out_dtype, device=a.device)
-    if not M:
+    if not M * N:
         return out
     cut = tiles or choose(M, N, K, a_scales is None, of(a))
+    check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
     if cut.BK != GROUP or GROUP % cut.BN:
-        raise ValueError(f"a step of K is a block of {GROUP}, and {cut.BN} columns must divide one")
+        raise InputError(f"tiles: a step of K is a block of {GROUP}, and {cut.BN} columns must divide one")
     split = cut.splits > 1
     parts = buffers.empty(cut.splits, M, N, dtype=torch.float32, device=a.device) if split else out
     gemm_fp8_block_kernel[(ceil_div(M, cut.BM) * ceil_div(N, cut.BN), cut.splits)](

@@ -14,8 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
+from roofline.errors import InputError
 from roofline.formats import Format, grouped
 from roofline.kernels import buffers, weight_only
+from roofline.kernels.arguments import HALF, INT32, check, check_indices, check_tile
 from roofline.kernels.device import current, of
 from roofline.kernels.gemm import Tiles, place
 from roofline.kernels.spec import EVERYWHERE, Build, Expected, Moved, Spec, Tensors, Tolerance
@@ -105,15 +107,22 @@ def gemm_int4(
         scales: fp16 ``[K / group, N]``. zeros: int32 ``[K / group, N / 8]`` in the order of ``qweight``'s method, None
             for symmetric codes. order: int32 ``[K]``, the column of x that meets each row of a weight that GPTQ sorted.
 
-    Raises ValueError where shapes do not fit each other.
+    Raises InputError for arguments that do not fit each other.
     """
+    check("x", x, (None, None), HALF)
+    check("scales", scales, (None, None), HALF, x)
     (M, K), (groups, N) = x.shape, scales.shape
     awq = qweight.shape == (K, N // 8)
-    if N % 8 or K % groups or (K // groups) % 8 or not (awq or qweight.shape == (K // 8, N)):
-        raise ValueError(f"x {tuple(x.shape)}, qweight {tuple(qweight.shape)} and scales {tuple(scales.shape)} do not fit")
+    if not groups or N % 8 or K % groups or (K // groups) % 8:
+        raise InputError(f"scales: {groups} groups of {N} columns do not fit x {tuple(x.shape)}: whole groups, whole words of 8")
+    check("qweight", qweight, (K, N // 8) if awq else (K // 8, N), (torch.int32,), x)
+    check("zeros", zeros, (groups, N // 8), (torch.int32,), x)
+    check("order", order, (K,), INT32, x)
+    check_indices("order", order, K)
     out = buffers.empty(M, N, dtype=x.dtype, device=x.device)
     if M:
         cut, size = tiles or weight_only.choose(M, N, K, of(x)), K // groups
+        check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
         parts = parts_of(out, cut)
         gemm_int4_kernel[(ceil_div(M, cut.BM) * ceil_div(N, cut.BN), cut.splits)](
             x, qweight, scales, zeros, order, parts, M, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, GROUP=cut.group,

@@ -17,8 +17,10 @@ import triton.language as tl
 from roofline.components.linear import Linear
 from roofline.components.mixing import Quantise
 from roofline.cost import Cost
+from roofline.errors import InputError
 from roofline.formats import INT8
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, HALF, SINGLE, check, check_tile
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.gemm import Tiles, place
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
@@ -86,6 +88,7 @@ def choose(M: int, N: int, K: int, device: Device) -> Tiles:
 
 def quantize_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``x [M, K]`` as int8 codes ``[M, K]`` and fp32 scales ``[M]`` with ``x = codes * scales`` up to half a scale."""
+    check("x", x, (None, None), HALF)
     M, K = x.shape
     codes = buffers.empty(M, K, dtype=torch.int8, device=x.device)
     scales = buffers.empty(M, dtype=torch.float32, device=x.device)
@@ -101,16 +104,24 @@ def gemm_int8(
 ) -> torch.Tensor:  # fmt: skip
     """``(a * a_scale[:, None]) @ (b * b_scale[:, None]).T + bias`` for a weight ``b [N, K]`` of int8.
 
-    ``a [M, K]`` is int8 with fp32 scales ``[M]``, or 16 bits with ``a_scale`` None: then it is quantised first.
+    ``a [M, K]`` is int8 with fp32 scales ``[M]``, or 16 bits with ``a_scale`` None: then it is quantised first. Raises
+    InputError for arguments that do not fit each other.
     """
-    (M, K), N = a.shape, b.shape[0]
+    check("a", a, (None, None), HALF if a_scale is None else (torch.int8,))
+    M, K = a.shape
+    check("b", b, (None, K), (torch.int8,), a)
+    N = len(b)
+    check("a_scale", a_scale, (M,), SINGLE, a)
+    check("b_scale", b_scale, (N,), SINGLE, a)
+    check("bias", bias, (N,), FLOATING, a)
+    if out_dtype not in FLOATING:
+        raise InputError(f"out_dtype: {out_dtype}; pass a floating-point type of 16 or 32 bits")
     if a_scale is None:
         a, a_scale = quantize_tokens(a)
-    if a.dtype != torch.int8 or b.dtype != torch.int8 or b.shape[1] != K:
-        raise ValueError(f"a {tuple(a.shape)} {a.dtype} and b {tuple(b.shape)} {b.dtype} do not multiply as int8")
     out = buffers.empty(M, N, dtype=out_dtype, device=a.device)
     if M * N:
         cut = tiles or choose(M, N, K, of(a))
+        check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
         gemm_int8_kernel[(ceil_div(M, cut.BM) * ceil_div(N, cut.BN),)](
             a, b, a_scale, b_scale, bias, out, M, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, GROUP=cut.group,
             WHOLE_K=K % cut.BK == 0, num_warps=cut.warps, num_stages=cut.stages,

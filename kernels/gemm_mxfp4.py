@@ -14,8 +14,10 @@ import triton
 import triton.language as tl
 
 from roofline.configs.quantization import weight_only as in_16_bits
+from roofline.errors import InputError
 from roofline.formats import FORMATS, Format
 from roofline.kernels import buffers, weight_only
+from roofline.kernels.arguments import FLOATING, SINGLE, check, check_tile
 from roofline.kernels.device import current, of
 from roofline.kernels.gemm import Tiles, place
 from roofline.kernels.microscaling import elements, powers, widen_blocks, widen_e8m0
@@ -75,15 +77,21 @@ def gemm_mxfp4(
         packed: uint8 ``[N, K / 2]``, the earlier element in the lower half of a byte. scales: of MXFP4 e8m0 in uint8
             ``[N, K / 32]``; of NVFP4 fp8 ``[N, K / 16]``. factor: NVFP4's fp32 number for the whole tensor, ``[1]``.
 
-    Raises ValueError where shapes do not fit each other.
+    Raises InputError for arguments that do not fit each other.
     """
-    (M, K), N = x.shape, packed.shape[0]
+    check("x", x, (None, None), FLOATING)
+    M, K = x.shape
     size = BLOCKS["mxfp4" if factor is None else "nvfp4"]
-    if K % size or packed.shape[1] * 2 != K or scales.shape != (N, K // size):
-        raise ValueError(f"x {tuple(x.shape)}, packed {tuple(packed.shape)} and scales {tuple(scales.shape)} do not fit")
+    if K % size:
+        raise InputError(f"x: {K} columns are not whole blocks of {size}")
+    check("packed", packed, (None, K // 2), (torch.uint8,), x)
+    N = len(packed)
+    check("scales", scales, (N, K // size), (torch.uint8 if factor is None else torch.float8_e4m3fn,), x)
+    check("factor", factor, (1,), SINGLE, x)
     out = buffers.empty(M, N, dtype=x.dtype, device=x.device)
     if M:
         cut = tiles or weight_only.choose(M, N, K, of(x), SKINNY)
+        check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
         parts = parts_of(out, cut)
         gemm_mxfp4_kernel[(ceil_div(M, cut.BM) * ceil_div(N, cut.BN), cut.splits)](
             x, packed, scales, factor, parts, M, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, GROUP=cut.group, SPLITS=cut.splits,

@@ -20,8 +20,10 @@ import triton.language as tl
 from roofline.components.feedforward import ACTIVATION_FLOPS
 from roofline.components.moe import GroupedLinear
 from roofline.cost import Cost
+from roofline.errors import InputError
 from roofline.formats import FORMATS, FP8, Format
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, INT32, SINGLE, check, check_indices, check_starts, check_tile, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.gemm import Tiles
 from roofline.kernels.gemm_fp8_block import spread_blocks
@@ -134,11 +136,15 @@ def grouped_gemm_kernel(
 
 
 def choose(rows: int, E: int, N: int, K: int, storage: str, gated: bool, device: Device) -> Tiles:
-    """Tiles by the rows that an expert has on average, the weight's storage and the device."""
+    """Tiles by the rows that an expert has on average, the weight's storage and the device; small ones as in ``gemm``."""
     each = ceil_div(rows, E)
     roomy = device.shared >= 200_000
     if storage == "fp32":
         return Tiles(16, 32, 32, stages=1)
+    if K % 16:
+        if storage == "fp8":
+            return Tiles(16 if gated or each <= 32 else 64, 32, GROUP, warps=8, stages=3)
+        return Tiles(16 if each <= 16 else 32 if each <= 32 else 64 if each <= 64 else 128, 64, 32, warps=4 if each <= 32 else 8)
     BK = GROUP if storage == "fp8" else 128 if storage == "mxfp4" and K % 128 == 0 else 64
     if each <= 32:
         return Tiles(16 if each <= 16 else 32, 64, BK, stages=4 if roomy else 2)
@@ -166,21 +172,36 @@ def grouped_gemm(
             [E, ceil(N / 128), ceil(K / 128)]``; or uint8 ``[E, N, K / 2]`` in MXFP4 with ``w_scales [E, N, K / 32]``.
         offsets: int32 ``[E + 1]``. out_dtype: by default x's, bf16 for codes.
 
-    Raises ValueError where a gated fp8 weight's halves share a block.
+    Raises InputError for arguments that do not fit each other, and where a gated fp8 weight's halves share a block.
     """
-    (E, held), K = weight.shape[:2], x.shape[1]
-    N = held // 2 if gated else held
     four, eight = weight.dtype == torch.uint8, x_scales is not None
-    rows = x.shape[0] if order is None else order.shape[0]
+    code = torch.float8_e4m3fn
+    check("x", x, (None, None), (code,) if eight else FLOATING)
+    tokens, K = x.shape
+    check("weight", weight, (None, None, K // 2 if four else K), (torch.uint8 if four else x.dtype,), x)
+    E, held = weight.shape[:2]
+    N = held // 2 if gated else held
+    rows = tokens if order is None else len(order)
+    within("picked", picked, 1)
+    check("order", order, (None,), INT32, x)
+    check_indices("order", order, tokens * picked)
+    check("x_scales", x_scales, (tokens, ceil_div(K, GROUP)), SINGLE, x)
+    if check_starts("offsets", offsets, rows, None, x) != E:
+        raise InputError(f"offsets: {len(offsets)} of them for {E} experts; pass one more than there are experts")
+    if (w_scales is None) == (four or eight) or (four and (eight or K % BLOCK)) or (gated and held % 2):
+        raise InputError(f"weight: {weight.dtype} {tuple(weight.shape)} does not fit its scales, or gates in pairs")
+    blocks = (E, held, K // BLOCK) if four else (E, ceil_div(held, GROUP), ceil_div(K, GROUP))
+    check("w_scales", w_scales, blocks, (torch.uint8,) if four else SINGLE, x)
     out = buffers.empty(rows, N, dtype=out_dtype or (torch.bfloat16 if eight else x.dtype), device=x.device)
-    if not rows:
+    if not rows * N:
         return out
     storage = "mxfp4" if four else NAMES[weight.dtype]
     cut = tiles or choose(rows, E, N, K, storage, gated, of(x))
     if eight and (cut.BK != GROUP or GROUP % cut.BN or (gated and N % GROUP)):
-        raise ValueError(
-            f"blocks of {GROUP}: {cut.BN} columns, steps of {cut.BK}, {'gated ' if gated else ''}{N} rows do not fit"
+        raise InputError(
+            f"tiles: blocks of {GROUP}: {cut.BN} columns, steps of {cut.BK}, {'gated ' if gated else ''}{N} rows do not fit"
         )
+    check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
     grid = most_tiles(rows, E, cut.BM) * ceil_div(N, cut.BN)
     grouped_gemm_kernel[(grid,)](
         x, x_scales, weight, w_scales, order, offsets, out, E, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, EP=padded(E),

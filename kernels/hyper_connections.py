@@ -18,6 +18,7 @@ import triton.language as tl
 
 from roofline.components.hyper_connections import HyperApply, HyperConnection, HyperHead
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, SINGLE, check, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_decoding import padded
 from roofline.kernels.gemm import sum_block, sum_parts_kernel
@@ -145,6 +146,8 @@ def column_block(D: int) -> int:
 
 def project(x: torch.Tensor, weight: torch.Tensor, split: Split | None = None) -> torch.Tensor:
     """Raw coefficients of streams ``x [tokens, n, D]``: fp32 ``[tokens, raw]``, by ``weight [raw, n D]`` in fp32."""
+    check("x", x, (None, None, None), FLOATING)
+    check("weight", weight, (None, x.shape[1] * x.shape[2]), SINGLE, x)
     tokens, (raw, K) = len(x), weight.shape
     cut = split or choose(tokens, K, of(x))
     out = buffers.empty(tokens, raw, dtype=torch.float32, device=x.device)
@@ -169,8 +172,16 @@ def collapse(
     Args:
         x: ``[tokens, n, D]``. weight: fp32 ``[raw, n D]``, raw = (2 + n) n, or n for a head (``iterations`` = 0, which
             gives no coefficients). base: fp32 ``[raw]``. scales: fp32 ``[3]``, or ``[1]``.
+
+    Raises InputError for arguments that do not fit each other.
     """
+    within("iterations", iterations, 0)
+    check("x", x, (None, None, None), FLOATING)
     tokens, n, D = x.shape
+    raw_size, factors = ((2 + n) * n, 3) if iterations else (n, 1)
+    check("weight", weight, (raw_size, n * D), SINGLE, x)
+    check("base", base, (raw_size,), SINGLE, x)
+    check("scales", scales, (factors,), SINGLE, x)
     out = buffers.empty(tokens, D, dtype=x.dtype, device=x.device)
     mixing = n + n * n if iterations else 0
     coefficients = buffers.empty(tokens, mixing, dtype=torch.float32, device=x.device)
@@ -185,7 +196,10 @@ def collapse(
 
 def apply(x: torch.Tensor, y: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
     """Behind a sub-layer: new streams ``[tokens, n, D]`` of the old ones ``x`` and its output ``y [tokens, D]``."""
+    check("x", x, (None, None, None), FLOATING)
     tokens, n, D = x.shape
+    check("y", y, (tokens, D), (x.dtype,), x)
+    check("coefficients", coefficients, (tokens, n + n * n), SINGLE, x)
     out = buffers.empty(tokens, n, D, dtype=x.dtype, device=x.device)
     if tokens:
         block = column_block(D)

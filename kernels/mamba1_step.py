@@ -15,7 +15,8 @@ import triton.language as tl
 
 from roofline.components.mamba import SelectiveScan
 from roofline.kernels import buffers
-from roofline.kernels.fixed_state import batch, moved_tables, power_of_two, sequences, softplus, tables
+from roofline.kernels.arguments import FLOATING, check
+from roofline.kernels.fixed_state import batch, check_states, moved_tables, power_of_two, sequences, softplus, tables
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
@@ -65,9 +66,19 @@ def mamba1_step(
 ) -> torch.Tensor:  # fmt: skip
     """Outputs ``[tokens, inner]``; updates ``state [slots, inner, J]`` in place.
 
-    ``x, dt, z [tokens, inner]``, ``b, c [tokens, J]``, ``a_log [inner, J]``, ``d [inner]``.
+    ``x, dt, z [tokens, inner]``, ``b, c [tokens, J]``, ``a_log [inner, J]``, ``d [inner]``. Raises InputError for arguments
+    that do not fit each other.
     """
-    (tokens, inner), J = x.shape, b.shape[1]
+    check("x", x, (None, None), FLOATING)
+    tokens, inner = x.shape
+    check("b", b, (tokens, None), FLOATING, x)
+    J = b.shape[1]
+    check("c", c, (tokens, J), FLOATING, x)
+    for name, given in (("dt", dt), ("z", z)):
+        check(name, given, (tokens, inner), FLOATING, x)
+    check("a_log", a_log, (inner, J), FLOATING, x)
+    check("d", d, (inner,), FLOATING, x)
+    check_states(state, (inner, J), slots, starts, None, x)
     out = buffers.empty(tokens, inner, dtype=x.dtype, device=x.device)
     channels = channels_per_program(inner, J)
     mamba1_step_kernel[(ceil_div(inner, channels), len(slots))](

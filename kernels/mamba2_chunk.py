@@ -22,9 +22,10 @@ import triton.language as tl
 from roofline.components.chunked import ChunkedScan
 from roofline.cost import Cost
 from roofline.kernels import buffers
+from roofline.kernels.arguments import within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.fixed_state import batch, moved_tables, power_of_two, softplus
-from roofline.kernels.mamba2_step import Scan, recur
+from roofline.kernels.mamba2_step import Scan, check_scan, recur
 from roofline.kernels.mamba2_step import inputs as step_inputs
 from roofline.kernels.spec import EVERYWHERE, Build, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import NAMES, TYPES
@@ -192,7 +193,9 @@ def mamba2_chunk(
     dt_bias: torch.Tensor, state: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, longest: int, chunk: int,
     tile: Tile | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """``mamba2_step`` in chunks of ``chunk`` tokens. ``longest``: the most new tokens of one sequence."""
+    """``mamba2_step`` in chunks of ``chunk`` tokens. ``longest``: the most new tokens of one sequence. InputError as there."""
+    within("chunk", chunk, 1)
+    check_scan(x, dt, b, c, a_log, d, dt_bias, state, slots, starts, longest)
     tokens, H, P = x.shape
     G, N = b.shape[1:]
     B, chunks = len(slots), ceil_div(longest, chunk)

@@ -16,8 +16,10 @@ import triton.language as tl
 
 from roofline.components.chunked import Heads
 from roofline.components.mamba import LinearScan
+from roofline.errors import InputError
 from roofline.kernels import buffers
-from roofline.kernels.fixed_state import batch, moved_tables, power_of_two, sequences, softplus, tables
+from roofline.kernels.arguments import FLOATING, check
+from roofline.kernels.fixed_state import batch, check_states, moved_tables, power_of_two, sequences, softplus, tables
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
@@ -60,6 +62,24 @@ def rows_per_program(P: int, N: int) -> int:
     return max(1, min(power_of_two(P), 2048 // power_of_two(N)))
 
 
+def check_scan(
+    x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, c: torch.Tensor, a_log: torch.Tensor, d: torch.Tensor,
+    dt_bias: torch.Tensor, state: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, longest: int | None,
+) -> None:  # fmt: skip
+    """Refuses arguments that do not fit each other, of the step and of the recurrence in chunks."""
+    check("x", x, (None, None, None), FLOATING, strides="rows")
+    tokens, H, P = x.shape
+    check("b", b, (tokens, None, None), (x.dtype,), x, "rows")
+    G, N = b.shape[1:]
+    check("c", c, (tokens, G, N), (x.dtype,), x, "rows")
+    check("dt", dt, (tokens, H), FLOATING, x)
+    for name, given in (("a_log", a_log), ("d", d), ("dt_bias", dt_bias)):
+        check(name, given, (H,), FLOATING, x)
+    if not G or H % G:
+        raise InputError(f"b: {G} groups do not share {H} heads evenly")
+    check_states(state, (H, P, N), slots, starts, longest, x)
+
+
 def mamba2_step(
     x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, c: torch.Tensor, a_log: torch.Tensor, d: torch.Tensor,
     dt_bias: torch.Tensor, state: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor,
@@ -67,8 +87,9 @@ def mamba2_step(
     """Outputs ``[tokens, H, P]``; updates ``state [slots, H, P, N]`` in place.
 
     ``x [tokens, H, P]``, ``b, c [tokens, G, N]`` (slices of a wider tensor will do), ``dt [tokens, H]`` contiguous;
-    ``a_log, d, dt_bias [H]``.
+    ``a_log, d, dt_bias [H]``. Raises InputError for arguments that do not fit each other.
     """
+    check_scan(x, dt, b, c, a_log, d, dt_bias, state, slots, starts, None)
     tokens, H, P = x.shape
     G, N = b.shape[1:]
     out = buffers.empty(tokens, H, P, dtype=x.dtype, device=x.device)

@@ -17,7 +17,9 @@ import triton
 import triton.language as tl
 
 from roofline.components.latent import LatentAttention, latent_layout
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, HALF, check, check_pages, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_attention import visible
 from roofline.kernels.flash_decoding import Parts, block_counts, contiguous, merge, merge_parts, merged, paged, parts_for
@@ -131,6 +133,23 @@ def views(cache: torch.Tensor, rank: int, dtype: torch.dtype) -> tuple[torch.Ten
     return cache.view(torch.float8_e4m3fn), cache.view(torch.float32), cache.view(dtype)[..., begin:]
 
 
+def check_latent(
+    q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, longest: int | None, rank: int
+) -> None:
+    """Refuses arguments that do not fit each other, of ``mla_decode`` and of what reads the same cache."""
+    check("q", q, (None, None, None, None), FLOATING)
+    within("rank", rank, 1, q.shape[3] - 1)
+    P = q.shape[3] - rank
+    if rank & (rank - 1) or P & (P - 1) or min(rank, P) < 16:
+        raise InputError(f"rank: {rank} beside a rotary width of {P}; both are powers of two from 16 on")
+    packed = cache.dtype == torch.uint8
+    if packed and (rank % GROUP or q.dtype not in HALF):
+        raise InputError(f"cache: packed with rank {rank} for {q.dtype}; it takes multiples of {GROUP} and queries of 16 bits")
+    width = rank + 4 * (rank // GROUP) + 2 * P if packed else rank + P
+    check("cache", cache, (None, None, width), (torch.uint8,) if packed else (q.dtype,), q)
+    check_pages(table, lengths, longest, cache.shape[1], len(cache), q)
+
+
 def mla_decode(
     q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, longest: int,
     rank: int, scale: float, parts: Blocks | None = None,
@@ -141,7 +160,10 @@ def mla_decode(
         cache: ``[pages, PAGE, rank + P]`` of the queries' type, or uint8 ``[pages, PAGE, bytes]`` in the 8-bit layout.
         table: int32 ``[B, pages]``. lengths: int32 ``[B]``, cached and new tokens. longest: the largest of them.
         scale: of the scores: one over the root of a head's width before absorption.
+
+    A query that sees no entry, as in an idle row of length 0, gets zeros. Raises InputError for arguments that do not fit.
     """
+    check_latent(q, cache, table, lengths, longest, rank)
     B, T, N, width = q.shape
     P, PAGE = width - rank, cache.shape[1]
     out = buffers.empty(B, T, N, rank, dtype=q.dtype, device=q.device)

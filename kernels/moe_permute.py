@@ -19,6 +19,7 @@ import triton.language as tl
 from roofline.components.moe import combine as combine_component
 from roofline.components.moe import permute as permute_component
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, INT32, NARROW, SINGLE, check, check_distinct, check_indices
 from roofline.kernels.moe_router import padded
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
@@ -115,6 +116,8 @@ def sort(
         rows: ``[T, k]``, the row of each choice. order: ``[T k]``, the choice of each row, ``token * k + pick``.
         offsets: ``[E + 1]``, an expert's rows are those from ``offsets[e]`` up to ``offsets[e + 1]``.
     """
+    check("chosen", chosen, (None, None), INT32)
+    check_indices("chosen", chosen, E)
     choices, kind, device = chosen.numel(), torch.int32, chosen.device
     rows = buffers.empty(*chosen.shape, dtype=kind, device=device)
     order = buffers.empty(choices, dtype=kind, device=device)
@@ -136,6 +139,9 @@ def block(D: int) -> int:
 
 def permute(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Tokens ``x [T, D]`` copied to their ``rows [T, k]``: ``[T k, D]``, in the order of experts."""
+    check("x", x, (None, None), (*FLOATING, *NARROW))
+    check("rows", rows, (len(x), None), INT32, x)
+    check_distinct("rows", rows, rows.numel())
     (T, D), k = x.shape, rows.shape[1]
     out = buffers.empty(T * k, D, dtype=x.dtype, device=x.device)
     if T:
@@ -147,7 +153,12 @@ def combine(
     y: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
 ) -> torch.Tensor:  # fmt: skip
     """``[T, D]``: the sum of a token's rows of ``y [T k, D]`` by its ``weights [T, k]`` (fp32), and ``shared [T, D]``."""
+    check("rows", rows, (None, None), INT32)
+    check("y", y, (rows.numel(), None), FLOATING, rows)
     (T, k), D = rows.shape, y.shape[1]
+    check("weights", weights, (T, k), SINGLE, y)
+    check("shared", shared, (T, D), (y.dtype,), y)
+    check_indices("rows", rows, T * k)
     out = buffers.empty(T, D, dtype=y.dtype, device=y.device)
     if T:
         combine_kernel[(T, ceil_div(D, block(D)))](y, rows, weights, shared, out, D, PICKED=k, BLOCK=block(D), num_warps=4)

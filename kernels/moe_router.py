@@ -16,8 +16,10 @@ import triton
 import triton.language as tl
 
 from roofline.components.moe import Select
+from roofline.errors import InputError
 from roofline.formats import FP32
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, check
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
@@ -121,11 +123,13 @@ def moe_router(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Weights (fp32) and experts (int32), both ``[T, k]``, of ``logits [T, E]``; ``bias [E]`` steers the choice only.
 
-    Experts come by falling score, the first of equals first. Raises ValueError where a rule cannot be kept.
+    Experts come by falling score, the first of equals first. Raises InputError where a rule cannot be kept.
     """
+    check("logits", logits, (None, None), FLOATING)
     T, E = logits.shape
+    check("bias", bias, (E,), FLOATING, logits)
     if rule.score not in SCORES or E % rule.groups or not 1 <= rule.k <= rule.kept * (E // rule.groups):
-        raise ValueError(f"{rule} does not pick from {E} experts")
+        raise InputError(f"rule: {rule} does not pick from {E} experts")
     weights = buffers.empty(T, rule.k, dtype=torch.float32, device=logits.device)
     chosen = buffers.empty(T, rule.k, dtype=torch.int32, device=logits.device)
     if T:

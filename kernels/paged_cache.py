@@ -15,7 +15,9 @@ import triton.language as tl
 
 from roofline.components.attention import Attention, CacheWrite
 from roofline.cost import Cost
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, INT32, NARROW, check, check_distinct, check_indices, check_starts, readable
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
@@ -72,6 +74,15 @@ COPIED = 4096
 """Elements of a page that one program copies."""
 
 
+ROWS = (*FLOATING, *NARROW)
+"""Types of rows that are copied as they are."""
+
+
+def _check_caches(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    check("k_cache", k_cache, (None, None, None, None), ROWS)
+    check("v_cache", v_cache, (*k_cache.shape[:3], None), (k_cache.dtype,), k_cache)
+
+
 def _widths(k_cache: torch.Tensor, v_cache: torch.Tensor) -> dict[str, int]:
     """Elements of one token's row of each cache, and the powers of two that hold them."""
     key, value = k_cache.shape[2] * k_cache.shape[3], v_cache.shape[2] * v_cache.shape[3]
@@ -79,7 +90,16 @@ def _widths(k_cache: torch.Tensor, v_cache: torch.Tensor) -> dict[str, int]:
 
 
 def write(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-    """Stores ``k [tokens, K, H]`` and ``v [tokens, K, V]`` in ``slots [tokens]`` of the caches."""
+    """Stores ``k [tokens, K, H]`` and ``v [tokens, K, V]`` in ``slots [tokens]`` (int32) of the caches.
+
+    Raises InputError for arguments that do not fit each other.
+    """
+    _check_caches(k_cache, v_cache)
+    pages, page = k_cache.shape[:2]
+    check("slots", slots, (None,), INT32, k_cache)
+    check("k", k, (len(slots), *k_cache.shape[2:]), (k_cache.dtype,), k_cache)
+    check("v", v, (len(slots), *v_cache.shape[2:]), (v_cache.dtype,), k_cache)
+    check_distinct("slots", slots, pages * page)
     if len(slots):
         write_kernel[(len(slots),)](k, v, slots, k_cache, v_cache, **_widths(k_cache, v_cache), num_warps=2)
 
@@ -92,7 +112,15 @@ def gather(
     Args:
         table: int32 ``[B, pages]``. starts: int32 ``[B + 1]``, where each sequence's rows begin; the last is ``total``.
         longest: tokens of the longest sequence.
+
+    Raises InputError for arguments that do not fit each other.
     """
+    _check_caches(k_cache, v_cache)
+    pages, page = k_cache.shape[:2]
+    check("table", table, (check_starts("starts", starts, total, longest, k_cache), None), INT32, k_cache)
+    check_indices("table", table, pages)
+    if longest > table.shape[1] * page:
+        raise InputError(f"table: rows of {table.shape[1]} pages hold {table.shape[1] * page} tokens; a sequence has {longest}")
     k = buffers.empty(total, *k_cache.shape[2:], dtype=k_cache.dtype, device=k_cache.device)
     v = buffers.empty(total, *v_cache.shape[2:], dtype=v_cache.dtype, device=v_cache.device)
     if longest:
@@ -104,7 +132,16 @@ def gather(
 
 
 def copy(pairs: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-    """Copies page ``pairs[i, 0]`` over page ``pairs[i, 1]``, keys and values; int32 ``[n, 2]``."""
+    """Copies page ``pairs[i, 0]`` over page ``pairs[i, 1]``, keys and values; int32 ``[n, 2]``, all at once.
+
+    No page may be written that is also read or written twice. Raises InputError for that, and for what does not fit.
+    """
+    _check_caches(k_cache, v_cache)
+    check("pairs", pairs, (None, 2), INT32, k_cache)
+    check_indices("pairs", pairs, len(k_cache))
+    check_distinct("pairs", pairs[:, 1], len(k_cache))
+    if readable(pairs) and torch.isin(pairs[:, 0], pairs[:, 1]).any():
+        raise InputError(f"pairs: {pairs.tolist()} reads a page that it writes; copy in two calls")
     key, value = k_cache[0].numel(), v_cache[0].numel()
     if len(pairs):
         copy_kernel[(len(pairs), ceil_div(max(key, value), COPIED))](

@@ -17,8 +17,10 @@ import triton.language as tl
 
 from roofline.components.mixing import Norm, Quantise
 from roofline.cost import Cost
+from roofline.errors import InputError
 from roofline.formats import FORMATS, FP8
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, SINGLE, check
 from roofline.kernels.device import current, of
 from roofline.kernels.rmsnorm import EPSILON, WIDEST
 from roofline.kernels.spec import Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
@@ -28,6 +30,7 @@ from roofline.work import Work
 
 GROUP = 128
 """Neighbours that share a scale of "block"."""
+SCALES = ("block", "token", "tensor", "static")
 TOP = 448.0
 """The largest e4m3 number."""
 TINY = 1e-12
@@ -111,13 +114,20 @@ def quantize_fp8(
         scales: "block" (scales ``[rows, ceil(D / 128)]``), "token" (``[rows, 1]``), "tensor" (``[1]``), or "static", with
             ``scale [1]`` given: what lies beyond its reach is clamped.
         gains: ``[D]``: rows are divided by their root mean square and multiplied by these first.
+
+    Raises InputError for arguments that do not fit each other.
     """
+    if scales not in SCALES:
+        raise InputError(f"scales: unknown {scales!r}; known: {', '.join(SCALES)}")
+    check("x", x, (None, None), FLOATING)
     rows, D = x.shape
+    check("gains", gains, (D,), FLOATING, x)
+    check("scale", scale, (1,), SINGLE, x)
     out = buffers.empty(rows, D, dtype=torch.float8_e4m3fn, device=x.device)
     common: dict[str, Any] = {"TOP": TOP, "TINY": TINY}
     if scales in ("tensor", "static"):
         if gains is not None or (scale is None) != (scales == "tensor"):
-            raise ValueError(f"{scales!r} takes {'a scale' if scales == 'static' else 'no scale'} and no gains")
+            raise InputError(f"scale: {scales!r} takes {'a scale' if scales == 'static' else 'no scale'} and no gains")
         found = buffers.empty(1, dtype=torch.float32, device=x.device) if scale is None else scale
         count = programs or programs_for(x.numel(), of(x).units)
         if count:
@@ -128,8 +138,10 @@ def quantize_fp8(
             parts = 1 << (count - 1).bit_length()
             quantize_all_kernel[(count,)](x, largest, found, out, x.numel(), BLOCK=BLOCK, PARTS=parts, num_warps=8, **common)
         return out, found
-    if D > WIDEST:
-        raise ValueError(f"a row of {D} elements does not fit in registers; {WIDEST} is the most")
+    if not 1 <= D <= WIDEST:
+        raise InputError(f"x: a row of {D} elements does not fit in registers; 1 to {WIDEST} do")
+    if scale is not None:
+        raise InputError(f"scale: given, and {scales!r} finds its own; it goes with 'static'")
     width = 1 << (D - 1).bit_length()
     group = GROUP if scales == "block" else width
     found = buffers.empty(rows, ceil_div(D, group), dtype=torch.float32, device=x.device)

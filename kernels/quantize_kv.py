@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 
 from roofline.components.attention import CacheWrite
+from roofline.errors import InputError
 from roofline.formats import GROUPED, Format, format_named
+from roofline.kernels.arguments import FLOATING, INT32, check, check_distinct
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.work import Work
@@ -98,21 +100,31 @@ class Layout:
 
     @staticmethod
     def named(kv: str) -> Layout:
-        """The layout of a format's name. Raises ValueError for one that the kernel does not write."""
+        """The layout of a format's name. Raises InputError for one that the kernel does not write."""
         match = GROUPED.fullmatch(kv)
         if match and match[1] == "4":
             return Layout(4, int(match[2]), match[3] is not None)
         if kv not in ("fp8", "fp8-token"):
-            raise ValueError(f"keys and values are not quantised to {kv}; fp8, fp8-token and int4-gSIZE[-asym] are written")
+            raise InputError(f"kv: keys and values are not quantised to {kv}; fp8, fp8-token and int4-gSIZE[-asym] are written")
         return Layout(8, FP8_GROUP if kv == "fp8-token" else 0, False)
 
     def groups(self, width: int) -> tuple[int, int]:
-        """(groups, elements of each) of an entry. Raises ValueError where the groups are not whole."""
+        """(groups, elements of each) of an entry. Raises InputError where the groups are not whole."""
         size = self.group or min(width & -width, 128)
         if width % size or (self.zeros and width // size % 2):
             number = "an even number of" if self.zeros else "whole"
-            raise ValueError(f"an entry of {width} elements is not {number} groups of {size}")
+            raise InputError(f"k, v: an entry of {width} elements is not {number} groups of {size}")
         return width // size, size
+
+    def parts(self, width: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Elements and type of what an entry has in each tensor of its pages."""
+        groups, _ = self.groups(width)
+        parts = {"data": (width * self.bits // 8, torch.float8_e4m3fn if self.bits == 8 else torch.uint8)}
+        if self.group:
+            parts["scales"] = (groups, torch.float32 if self.bits == 8 else torch.float16)
+        if self.zeros:
+            parts["zeros"] = (groups // 2, torch.uint8)
+        return parts
 
 
 @dataclass(frozen=True)
@@ -131,14 +143,20 @@ class Pages:
 
 def allocate(pages: int, page: int, width: int, kv: str, device: str | torch.device = "cpu") -> Pages:
     """Empty pages for entries of ``width`` elements (all heads of a token) in a format; bytes are 0."""
-    layout = Layout.named(kv)
-    groups, _ = layout.groups(width)
-    bytes_ = torch.zeros(pages, page, width * layout.bits // 8, dtype=torch.uint8, device=device)
-    data = bytes_.view(torch.float8_e4m3fn) if layout.bits == 8 else bytes_
-    scaled = torch.float32 if layout.bits == 8 else torch.float16
-    scales = torch.zeros(pages, page, groups, dtype=scaled, device=device) if layout.group else None
-    zeros = torch.zeros(pages, page, groups // 2, dtype=torch.uint8, device=device) if layout.zeros else None
-    return Pages(data, scales, zeros)
+    parts = Layout.named(kv).parts(width).items()
+    return Pages(**{name: torch.zeros(pages, page, size, dtype=kind, device=device) for name, (size, kind) in parts})
+
+
+def check_held(name: str, pages: Pages, layout: Layout, entries: torch.Tensor) -> None:
+    """Refuses pages that ``allocate`` would not give for entries ``[tokens, heads, width]`` of a layout."""
+    wanted, held = layout.parts(entries.shape[1] * entries.shape[2]), pages.data.shape[:2]
+    for part in ("data", "scales", "zeros"):
+        given = getattr(pages, part)
+        if (part in wanted) != (given is not None):
+            raise InputError(f"{name}: {part} {'given' if part not in wanted else 'missing'}; allocate pages of the same format")
+        if part in wanted:
+            size, kind = wanted[part]
+            check(f"{name}.{part}", given, (*held, size), (kind,), entries)
 
 
 def quantize_kv(
@@ -147,11 +165,18 @@ def quantize_kv(
 ) -> None:  # fmt: skip
     """Writes ``k [tokens, K, H]`` and ``v [tokens, K, V]`` into their slots (int32 ``[tokens]``), in the format ``kv``.
 
-    ``k_factor`` and ``v_factor`` are what elements of plain fp8 are multiplied by when they are read.
+    ``k_factor`` and ``v_factor`` are what elements of plain fp8 are multiplied by when they are read. Raises InputError for
+    arguments that do not fit each other.
     """
+    layout = Layout.named(kv)
+    check("k", k, (None, None, None), FLOATING)
+    check("v", v, (len(k), k.shape[1], None), (k.dtype,), k)
+    check("slots", slots, (len(k),), INT32, k)
+    for name, entries, pages in (("k_pages", k, k_pages), ("v_pages", v, v_pages)):
+        check_held(name, pages, layout, entries)
+    check_distinct("slots", slots, k_pages.data.shape[0] * k_pages.data.shape[1])
     if not len(k):
         return
-    layout = Layout.named(kv)
     (kg, k_size), (vg, v_size) = layout.groups(k[0].numel()), layout.groups(v[0].numel())
 
     def power(number: int) -> int:

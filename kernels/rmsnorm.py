@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 
 from roofline.components.mixing import Norm
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, check
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
@@ -51,11 +53,15 @@ def rmsnorm(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Normalises the rows of ``x [rows, D]`` (plus ``residual``) and scales them by ``weight [D]``.
 
-    Returns the result and, with a residual, the new residual stream ``x + residual``.
+    Returns the result and, with a residual, the new residual stream ``x + residual``. Raises InputError for arguments that do
+    not fit each other.
     """
+    check("x", x, (None, None), FLOATING)
     rows, D = x.shape
-    if D > WIDEST:
-        raise ValueError(f"a row of {D} elements does not fit in registers; {WIDEST} is the most")
+    check("weight", weight, (D,), FLOATING, x)
+    check("residual", residual, (rows, D), (x.dtype,), x)
+    if not 1 <= D <= WIDEST:
+        raise InputError(f"x: a row of {D} elements does not fit in registers; 1 to {WIDEST} do")
     out = buffers.empty(rows, D, dtype=x.dtype, device=x.device)
     stream = None if residual is None else buffers.empty(rows, D, dtype=x.dtype, device=x.device)
     if rows:

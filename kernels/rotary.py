@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 
 from roofline.components.attention import CacheWrite
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, INT32, NARROW, SINGLE, check, check_distinct, check_indices
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.work import Work
@@ -96,9 +98,25 @@ def rotary(
         q, k, v: ``[tokens, N, H]``, ``[tokens, K, H]``, ``[tokens, K, V]``. angles: of ``angle_table``.
         positions, slots: int32 ``[tokens]``. k_cache, v_cache: ``[pages, PAGE, K, H]`` and ``[pages, PAGE, K, V]``.
         k_scale, v_scale: what an 8-bit cache's elements are multiplied by when they are read.
+
+    Raises InputError for arguments that do not fit each other.
     """
+    check("q", q, (None, None, None), FLOATING)
     tokens, N, H = q.shape
-    K, V, turned = k.shape[1], v.shape[2], angles.shape[1]
+    check("k", k, (tokens, None, H), (q.dtype,), q)
+    K = k.shape[1]
+    check("v", v, (tokens, K, None), (q.dtype,), q)
+    check("angles", angles, (None, None), SINGLE, q)
+    V, turned = v.shape[2], angles.shape[1]
+    if turned % 2 or not 2 <= turned <= H:
+        raise InputError(f"angles: {turned} of the {H} elements of a head cannot turn in pairs")
+    check("k_cache", k_cache, (None, None, K, H), (q.dtype, *NARROW), q)
+    pages, page = k_cache.shape[:2]
+    check("v_cache", v_cache, (pages, page, K, V), (q.dtype, *NARROW), q)
+    check("positions", positions, (tokens,), INT32, q)
+    check_indices("positions", positions, len(angles))
+    check("slots", slots, (tokens,), INT32, q)
+    check_distinct("slots", slots, pages * page)
     q_out = buffers.empty(tokens, N, H, dtype=q.dtype, device=q.device)
     if tokens:
         rotary_kernel[(tokens,)](

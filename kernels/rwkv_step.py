@@ -19,7 +19,8 @@ from roofline.components.chunked import Heads
 from roofline.components.rwkv import WKV
 from roofline.components.rwkv7 import GeneralisedDeltaRule
 from roofline.kernels import buffers
-from roofline.kernels.fixed_state import batch, moved_tables, normalised, power_of_two, sequences, tables
+from roofline.kernels.arguments import FLOATING, check
+from roofline.kernels.fixed_state import batch, check_states, moved_tables, normalised, power_of_two, sequences, tables
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
@@ -99,8 +100,15 @@ def rwkv7_step(
     r: torch.Tensor, w: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor, u: torch.Tensor,
     state: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """Outputs ``[tokens, H, M]`` of six inputs of that shape (w: logarithms); updates ``state [slots, H, M, M]`` in place."""
+    """Outputs ``[tokens, H, M]`` of six inputs of that shape (w: logarithms); updates ``state [slots, H, M, M]`` in place.
+
+    Raises InputError for arguments that do not fit each other.
+    """
+    check("v", v, (None, None, None), FLOATING)
     tokens, H, M = v.shape
+    for name, given in (("r", r), ("w", w), ("k", k), ("a", a), ("u", u)):
+        check(name, given, (tokens, H, M), FLOATING, v)
+    check_states(state, (H, M, M), slots, starts, None, v)
     out = buffers.empty(tokens, H, M, dtype=v.dtype, device=v.device)
     rows = rows_per_program(M)
     rwkv7_step_kernel[(ceil_div(M, rows), H, len(slots))](
@@ -115,9 +123,15 @@ def rwkv4_step(
 ) -> torch.Tensor:  # fmt: skip
     """Outputs ``[tokens, width]`` of keys and values of that shape; updates ``state [slots, 3, width]`` in place.
 
-    ``decay [width]``: logarithms of the rates, ``first [width]``: the bonus of the token itself.
+    ``decay [width]``: logarithms of the rates, ``first [width]``: the bonus of the token itself. Raises InputError for
+    arguments that do not fit each other.
     """
+    check("v", v, (None, None), FLOATING)
     tokens, width = v.shape
+    check("k", k, (tokens, width), (v.dtype,), v)
+    check("decay", decay, (width,), FLOATING, v)
+    check("first", first, (width,), FLOATING, v)
+    check_states(state, (3, width), slots, starts, None, v)
     out = buffers.empty(tokens, width, dtype=v.dtype, device=v.device)
     block = min(256, power_of_two(width))
     rwkv4_step_kernel[(ceil_div(width, block), len(slots))](

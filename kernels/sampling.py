@@ -17,7 +17,9 @@ import triton
 import triton.language as tl
 
 from roofline.components.mixing import Elementwise
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, INT32, SINGLE, check, check_values, within
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.work import Work
@@ -43,6 +45,12 @@ def ordered(value):
 
 
 @triton.jit
+def likelihood(value, peak):
+    """exp of a logit below the peak; 1 at the peak, be it infinite."""
+    return tl.exp2(tl.where(value == peak, 0.0, value - peak) * 1.4426950408889634)
+
+
+@triton.jit
 def above(row, V, inverse, peak, floor, BLOCK: tl.constexpr):
     """How many logits are at or above the threshold, and the mass they hold (relative to the likeliest)."""
     count = tl.zeros((BLOCK,), tl.int32)
@@ -51,7 +59,7 @@ def above(row, V, inverse, peak, floor, BLOCK: tl.constexpr):
         value = scaled(row, start, V, inverse, BLOCK)
         kept = (ordered(value) >= floor) & (value > float("-inf"))
         count += kept.to(tl.int32)
-        mass += tl.where(kept, tl.exp2((value - peak) * 1.4426950408889634), 0.0)
+        mass += tl.where(kept, likelihood(value, peak), 0.0)
     return tl.sum(count, 0), tl.sum(mass, 0)
 
 
@@ -73,7 +81,9 @@ def sampling_kernel(logits, temperatures, top_k, top_p, min_p, uniform, out, log
         highest = tl.maximum(highest, scaled(row, start, V, inverse, BLOCK))
     peak = tl.max(highest, 0)
     least = tl.load(min_p + row_index)
+    best = ordered(peak)
     floor = ordered(tl.where(least > 0, peak + tl.log2(tl.where(least > 0, least, 1.0)) / 1.4426950408889634, float("-inf")))
+    floor = tl.minimum(floor, best)
     if (k > 0) & (k < V):
         low = tl.full((), -2147483648, tl.int64)
         high = tl.full((), 2147483647, tl.int64)
@@ -92,7 +102,7 @@ def sampling_kernel(logits, temperatures, top_k, top_p, min_p, uniform, out, log
             _count, held = above(row, V, inverse, peak, tl.maximum(middle, floor.to(tl.int64)), BLOCK)
             low = tl.where(held >= p * mass, middle, low)
             high = tl.where(held >= p * mass, high, middle - 1)
-        floor = tl.maximum(floor, low.to(tl.int32))
+        floor = tl.maximum(floor, tl.minimum(low.to(tl.int32), best))
         _count, mass = above(row, V, inverse, peak, floor, BLOCK)
     goal = share * mass
     running = tl.zeros((), tl.float32)
@@ -102,7 +112,7 @@ def sampling_kernel(logits, temperatures, top_k, top_p, min_p, uniform, out, log
         at = start + tl.arange(0, BLOCK)
         value = scaled(row, start, V, inverse, BLOCK)
         kept = (ordered(value) >= floor) & (value > float("-inf"))
-        weight = tl.where(kept, tl.exp2((value - peak) * 1.4426950408889634), 0.0)
+        weight = tl.where(kept, likelihood(value, peak), 0.0)
         sums = running + tl.cumsum(weight, 0)
         passed += tl.sum(((sums <= goal) & (at < V)).to(tl.int32), 0)
         last = tl.maximum(last, tl.max(tl.where(weight > 0, at, 0), 0))
@@ -110,7 +120,7 @@ def sampling_kernel(logits, temperatures, top_k, top_p, min_p, uniform, out, log
     token = tl.minimum(passed, last)
     tl.store(out + row_index, token)
     value = tl.load(row + token).to(tl.float32) * inverse
-    tl.store(logprobs + row_index, value - peak - tl.log2(mass) / 1.4426950408889634)
+    tl.store(logprobs + row_index, tl.where(value == peak, 0.0, value - peak) - tl.log2(mass) / 1.4426950408889634)
 
 
 def sample(
@@ -122,8 +132,21 @@ def sample(
     Args:
         temperatures: fp32 ``[B]``; 0 takes the likeliest token. top_k: int32 ``[B]``, 0 for all. top_p: fp32 ``[B]``, 1 for
             all. min_p: fp32 ``[B]``, 0 for none. uniform: fp32 ``[B]``, drawn from [0, 1).
+
+    The likeliest token is always kept; infinite logits share the whole mass, NaN is never drawn. Raises InputError for
+    arguments that do not fit each other.
     """
+    check("logits", logits, (None, None), FLOATING)
     B, V = logits.shape
+    within("block", block, 1)
+    check("top_k", top_k, (B,), INT32, logits)
+    check_values("top_k", top_k, 0)
+    numbers = {"temperatures": temperatures, "top_p": top_p, "min_p": min_p, "uniform": uniform}
+    for name, given in numbers.items():
+        check(name, given, (B,), SINGLE, logits)
+        check_values(name, given, 0, float("inf") if name == "temperatures" else 1)
+    if not V:
+        raise InputError("logits: rows of 0 tokens; there is none to draw")
     out = buffers.empty(B, dtype=torch.int32, device=logits.device)
     logprobs = buffers.empty(B, dtype=torch.float32, device=logits.device)
     if B:

@@ -18,9 +18,10 @@ import triton.language as tl
 
 from roofline.components.latent import LatentAttention, Reach, latent_layout
 from roofline.kernels import buffers
+from roofline.kernels.arguments import INT32, check
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_decoding import block_counts, contiguous, merge, merge_parts, merged, paged
-from roofline.kernels.mla_decode import DEEPSEEK, GROUP, Blocks, choose, entries_at, pack, unpack, views
+from roofline.kernels.mla_decode import DEEPSEEK, GROUP, Blocks, check_latent, choose, entries_at, pack, unpack, views
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
@@ -45,7 +46,7 @@ def sparse_mla_decode_kernel(
     q_at = q + at[:, None].to(tl.int64) * (R + P)
     q_latent = tl.load(q_at + wide[None, :], mask=real[:, None], other=0.0)
     q_rotary = tl.load(q_at + R + turned[None, :], mask=real[:, None], other=0.0)
-    count = tl.minimum(K, tl.load(lengths + sequence) - T + query % T + 1)
+    count = tl.maximum(0, tl.minimum(K, tl.load(lengths + sequence) - T + query % T + 1))
     share = tl.cdiv(tl.cdiv(count, BN), SPLITS) * BN
     first = part * share
     last = tl.minimum(first + share, count)
@@ -89,7 +90,11 @@ def sparse_mla_decode(
     Args:
         cache, table, lengths, scale: as in ``mla_decode``.
         selected: int32 ``[B, T, K]``, positions in the sequence; the first min(K, visible ones) are read.
+
+    A query that sees no entry gets zeros. Raises InputError for arguments that do not fit each other.
     """
+    check_latent(q, cache, table, lengths, None, rank)
+    check("selected", selected, (*q.shape[:2], None), INT32, q)
     B, T, N, width = q.shape
     P, K = width - rank, selected.shape[2]
     out = buffers.empty(B, T, N, rank, dtype=q.dtype, device=q.device)

@@ -21,6 +21,7 @@ import triton.language as tl
 from roofline.components.mixing import Elementwise
 from roofline.formats import FP32
 from roofline.kernels import buffers
+from roofline.kernels.arguments import INT32, SINGLE, check, check_indices, check_values, within
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import Source
 from roofline.work import Work
@@ -79,8 +80,9 @@ def speculative_kernel(
                 child = tl.load(children + node * WIDTH + which)
                 if (child >= 0) & (chosen < 0):
                     token = tl.load(tokens + sequence * NODES + child)
-                    p = tl.load(target + row + token)
-                    q = tl.load(draft + row + token)
+                    known = (token >= 0) & (token < V)
+                    p = tl.load(target + row + token, mask=known, other=0.0)
+                    q = tl.load(draft + row + token, mask=known, other=0.0)
                     chance = tl.load(accepting + sequence * NODES + child)
                     if chance * q * sums < p - shift * q:
                         chosen = child
@@ -103,9 +105,9 @@ def speculative_kernel(
     tl.store(accepted + sequence, count)
 
 
-def chain(K: int) -> torch.Tensor:
+def chain(K: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Children of a chain of K drafts: int32 ``[K + 1, 1]``, node 0 being the token before them."""
-    return torch.tensor([[node + 1 if node < K else -1] for node in range(K + 1)], dtype=torch.int32)
+    return torch.tensor([[node + 1 if node < K else -1] for node in range(K + 1)], dtype=torch.int32, device=device)
 
 
 def depth_of(children: list[list[int]]) -> int:
@@ -128,8 +130,21 @@ def verify(
             children were drawn from (rows of leaves are never read).
         tokens: int32 ``[B, NODES]``, that of node 0 unused. children: int32 ``[NODES, WIDTH]``, -1 for none.
         depth: levels below node 0. accepting, drawing: uniform numbers below 1, ``[B, NODES]`` and ``[B]``.
+
+    A token that the vocabulary has not is rejected. Raises InputError for arguments that do not fit each other.
     """
+    check("target", target, (None, None, None), SINGLE)
     B, nodes, V = target.shape
+    within("block", block, 1)
+    within("depth", depth, 0)
+    check("draft", draft, (B, nodes, V), SINGLE, target)
+    check("tokens", tokens, (B, nodes), INT32, target)
+    check_indices("tokens", tokens[:, 1:], V)
+    check("children", children, (nodes, None), INT32, target)
+    check_indices("children", children, nodes, least=-1)
+    for name, given, shape in (("accepting", accepting, (B, nodes)), ("drawing", drawing, (B,))):
+        check(name, given, shape, SINGLE, target)
+        check_values(name, given, 0, 1)
     out = buffers.empty(B, depth + 1, dtype=torch.int32, device=target.device)
     accepted = buffers.empty(B, dtype=torch.int32, device=target.device)
     if B:
@@ -156,14 +171,14 @@ def generate(
         drafted, proposals = list(text), []
         for _ in range(K):
             proposals.append(draft(drafted))
-            drafted.append(int(torch.multinomial(proposals[-1], 1, generator=generator)))
+            drafted.append(int(torch.multinomial(proposals[-1].to(generator.device), 1, generator=generator)))
         judged = torch.stack([target(drafted[: len(text) + step]) for step in range(K + 1)])
-        tokens = torch.tensor([[0, *drafted[len(text) :]]], dtype=torch.int32)
-        proposed = torch.stack([*proposals, torch.zeros_like(judged[0])])
-        uniform = torch.rand(K + 2, generator=generator)
-        out, accepted = verify(
-            judged[None].float(), proposed[None].float(), tokens, chain(K), K, uniform[None, : K + 1], uniform[K + 1 :]
-        )
+        device = judged.device
+        tokens = torch.tensor([[0, *drafted[len(text) :]]], dtype=torch.int32, device=device)
+        proposed = torch.stack([*(row.to(device) for row in proposals), torch.zeros_like(judged[0])])
+        uniform = torch.rand(K + 2, generator=generator, device=generator.device).to(device)
+        numbers = uniform[None, : K + 1], uniform[K + 1 :]
+        out, accepted = verify(judged[None].float(), proposed[None].float(), tokens, chain(K, device), K, *numbers)
         text += out[0, : int(accepted) + 1].tolist()
         turns += 1
     return text[: len(prompt) + length], turns

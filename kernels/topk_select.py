@@ -17,6 +17,7 @@ import triton.language as tl
 from roofline.components.latent import Reach
 from roofline.components.sparse import TopK
 from roofline.kernels import buffers
+from roofline.kernels.arguments import INT32, SINGLE, check, check_values, within
 from roofline.kernels.sampling import ordered
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import Source
@@ -87,8 +88,14 @@ def topk_select(
 
     Row t of a sequence has (length - T + t + 1) // every scores, ``lengths`` being int32 ``[B]`` cached and new tokens; what
     lies behind them is not looked at. With fewer than k, the rest of the result is not set. Of equal scores the first win.
+    Raises InputError for arguments that do not fit each other.
     """
+    check("scores", scores, (None, None, None), SINGLE)
     B, T, longest = scores.shape
+    check("lengths", lengths, (B,), INT32, scores)
+    within("k", k, 1)
+    within("every", every, 1)
+    check_values("lengths", lengths, 0, longest * every + every - 1)
     out = buffers.empty(B, T, k, dtype=torch.int32, device=scores.device)
     if out.numel() and longest:
         block = block or block_for(longest)

@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 
 from roofline.components.attention import Attention, UnfusedAttention
+from roofline.errors import InputError
 from roofline.kernels import buffers
+from roofline.kernels.arguments import FLOATING, check, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_attention import attention, visible
 from roofline.kernels.gemm import Tiles
@@ -23,6 +25,7 @@ from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
 
+MASKS = ("causal", "window", "full")
 WIDEST = 32768
 
 
@@ -107,11 +110,22 @@ def unfused_attention(
 ) -> torch.Tensor:
     """Attention of ``q [B, T, N, H]`` over ``k [B, S + T, K, H]`` and ``v [B, S + T, K, V]``; returns ``[B, T, N, V]``.
 
-    ``mask``: "causal", "window" (of ``size``) or "full".
+    ``mask``: "causal", "window" (of ``size``) or "full". Raises InputError for arguments that do not fit each other.
     """
-    (B, T, N, H), (keys, K), V = q.shape, k.shape[1:3], v.shape[3]
-    if mask not in ("causal", "window", "full") or N % K or keys > WIDEST:
-        raise ValueError(f"mask {mask!r}, {N} query heads over {K} key-value heads, {keys} keys (at most {WIDEST})")
+    check("q", q, (None, None, None, None), FLOATING)
+    B, T, N, H = q.shape
+    check("k", k, (B, None, None, H), (q.dtype,), q)
+    keys, K = k.shape[1:3]
+    check("v", v, (B, keys, K, None), (q.dtype,), q)
+    V = v.shape[3]
+    if mask not in MASKS:
+        raise InputError(f"mask: unknown {mask!r}; known: {', '.join(MASKS)}")
+    if mask == "window":
+        within("size", size, 1)
+    if not K or N % K:
+        raise InputError(f"q: {N} query heads do not divide over {K} key-value heads")
+    if not T <= keys <= WIDEST:
+        raise InputError(f"k: {keys} keys for {T} queries; pass as many keys as queries at least, and at most {WIDEST}")
     out = buffers.empty(B, T, N, V, dtype=q.dtype, device=q.device)
     scores, weights = (buffers.empty(B, N, T, keys, dtype=q.dtype, device=q.device) for _ in range(2))
     if out.numel():

@@ -14,6 +14,7 @@ import torch
 
 from roofline.components.linear import Linear
 from roofline.cost import Cost
+from roofline.errors import InputError
 from roofline.formats import Format
 from roofline.kernels import buffers
 from roofline.kernels.device import Device
@@ -41,9 +42,9 @@ def choose(M: int, N: int, K: int, device: Device, skinny: tuple[int, int] = (12
 
 
 def spans(tiles: Tiles, group: int) -> int:
-    """Groups that one step over K meets. Raises ValueError unless steps and groups nest."""
+    """Groups that one step over K meets. Raises InputError unless steps and groups nest."""
     if group % tiles.BK and tiles.BK % group:
-        raise ValueError(f"groups of {group} and steps of {tiles.BK} do not nest")
+        raise InputError(f"tiles: groups of {group} and steps of {tiles.BK} do not nest")
     return max(1, tiles.BK // group)
 
 

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roofline.errors import InputError
 from roofline.kernels import causal_conv1d as conv
 from roofline.kernels import gated_delta_chunk as delta_chunk
 from roofline.kernels import gated_delta_step as delta_step
@@ -231,8 +232,8 @@ def test_extreme_decays_neither_overflow_nor_lose_the_rest(name: str, shift: flo
 
 def test_refusals() -> None:
     tensors = conv.inputs(conv.Conv("short", "fp32", (9,), 4), "cpu")
-    with pytest.raises(ValueError, match="shorter than the state"):
+    with pytest.raises(InputError, match="tile: 2 tokens are shorter than the state"):
         conv.causal_conv1d(**tensors, tile=conv.Tile(2, 4))
     inputs = delta_chunk.inputs(delta_chunk.Chunked("chunk", "fp32", (9,), 1, 1, 4, 4), "cpu")
-    with pytest.raises(ValueError, match="chunks of 48 tokens"):
+    with pytest.raises(InputError, match="chunk: 48 tokens"):
         delta_chunk.gated_delta_chunk(**inputs, chunk=48)

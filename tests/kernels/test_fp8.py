@@ -131,7 +131,10 @@ def test_a_pass_that_quantises_costs_what_fusing_it_saves() -> None:
 def test_quantising_by_an_unknown_scale_is_refused() -> None:
     with pytest.raises(InputError, match="scales: unknown 'row'"):
         Quantise(K, "row")
-    with pytest.raises(ValueError, match="takes a scale"):
+    with pytest.raises(InputError, match="scale: 'static' takes a scale"):
         quantize_fp8(torch.zeros(1, 4), "static")
-    with pytest.raises(ValueError, match="96 columns must divide one"):
-        gemm_fp8_block(torch.zeros(16, 128), None, torch.zeros(96, 128), torch.zeros(1, 1), tiles=Tiles(16, 96, 128))
+    codes = torch.zeros(256, 128).to(torch.float8_e4m3fn)
+    with pytest.raises(InputError, match="tiles: BN=96"):
+        gemm_fp8_block(codes, torch.zeros(256, 1), codes, torch.zeros(2, 1), tiles=Tiles(16, 96, 128))
+    with pytest.raises(InputError, match="256 columns must divide one"):
+        gemm_fp8_block(codes, torch.zeros(256, 1), codes, torch.zeros(2, 1), tiles=Tiles(16, 256, 128))

@@ -10,6 +10,9 @@ import torch
 
 from roofline.components.latent import latent_layout, layout_bytes
 from roofline.formats import FP8
+from roofline.kernels import mla_decode as latent
+from roofline.kernels import sparse_mla_decode as sparse
+from roofline.kernels.buffers import poisoned
 from roofline.kernels.mla_decode import Blocks, mla_decode, pack, unpack
 from roofline.kernels.mla_prefill import expand, mla_prefill
 from roofline.validate.counted import counting
@@ -48,3 +51,41 @@ def test_packing_keeps_the_rotary_key_and_rounds_latents_to_fp8() -> None:
     assert torch.equal(back[:, 256:], entries[:, 256:].double())
     error = (back[:, :256] - entries[:, :256].double()).abs() / entries[:, :256].double().abs().clamp(min=0.05)
     assert 0 < error.max() < 2**-3
+
+
+IDLE, T = (0, 2, 23), 3
+"""Lengths of a row that a graph left empty, of one shorter than the queries of a row, and of a usual one."""
+
+
+def unseen(lengths: tuple[int, ...]) -> torch.Tensor:
+    """Which queries stand before their sequence begins: bool ``[B, T]``."""
+    return torch.tensor([[length - T + token < 0 for token in range(T)] for length in lengths])
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5])
+@pytest.mark.parametrize("packed", [False, True])
+def test_latent_attention_of_an_idle_row_is_zero_and_leaves_its_neighbours_alone(splits: int, packed: bool) -> None:
+    whole = latent.Latent("idle", "bf16", (20, 20, 20), 5, 128, 16, T=T, page=4, packed=packed, parts=Blocks(16, splits, rows=16))
+    tensors = latent.inputs(whole, "cpu")
+    part = {**tensors, "lengths": torch.tensor(IDLE, dtype=torch.int32)}
+    with counting(), poisoned():
+        right, given = latent.launch(whole, tensors)["out"], latent.launch(whole, part)["out"]
+        single = mla_decode(**part, rank=128, scale=whole.scale, parts=Blocks(16, 1, rows=16))
+    assert not given[unseen(IDLE)].any()
+    assert torch.equal(given[2], right[2])
+    assert torch.allclose(given[1, 1:], single[1, 1:], atol=2e-2)
+    assert given[1, 1:].abs().sum() > 0
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5])
+def test_sparse_latent_attention_of_an_idle_row_is_zero_and_leaves_its_neighbours_alone(splits: int) -> None:
+    whole = sparse.Selected("idle", "bf16", (20, 20, 20), 23, 5, 128, 16, T=T, page=4, parts=Blocks(16, splits, rows=16))
+    tensors = sparse.inputs(whole, "cpu")
+    tensors["selected"][1, 1:, :2] = torch.tensor([0, 1], dtype=torch.int32)
+    with counting(), poisoned():
+        right = sparse.launch(whole, tensors)["out"]
+        given = sparse.launch(whole, {**tensors, "lengths": torch.tensor(IDLE, dtype=torch.int32)})["out"]
+    assert not given[unseen(IDLE)].any()
+    assert torch.equal(given[2], right[2])
+    assert torch.isfinite(given).all()
+    assert given[1, 1:].abs().sum() > 0

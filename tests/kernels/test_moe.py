@@ -242,7 +242,7 @@ def test_equal_logits_pick_the_first_experts() -> None:
 
 @pytest.mark.parametrize("rule", [Rule(5, groups=4, kept=1), Rule(1, groups=3), Rule(1, "tanh"), Rule(0)])
 def test_a_rule_that_cannot_be_kept_is_refused(rule: Rule) -> None:
-    with pytest.raises(ValueError, match="does not pick from 16 experts"):
+    with pytest.raises(InputError, match="does not pick from 16 experts"):
         moe_router(torch.zeros(2, 16), rule)
 
 

@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from roofline.errors import InputError
 from roofline.kernels import flash_decoding as decoding
 from roofline.kernels import paged_cache
-from roofline.kernels.flash_attention import attention
+from roofline.kernels.buffers import poisoned
+from roofline.kernels.flash_attention import attention, visible
 from roofline.kernels.flash_decoding import Decode, Parts, flash_decoding
 from roofline.kernels.pages import PageTable
 from roofline.validate.counted import counting
@@ -243,6 +244,27 @@ def test_parts_add_their_sums_and_weights_in_both_directions_and_nothing_else(sp
     rows = 2 * 4
     queries = rows * 32 * 4
     assert traffic(split) - traffic(whole) == 2 * splits * rows * (32 + 1) * 4 + (splits - 1) * queries
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5])
+@pytest.mark.parametrize("options", [{}, {"window": 2}, {"tree": True}], ids=["causal", "window", "tree"])
+def test_an_idle_row_is_zero_and_leaves_its_neighbours_alone(splits: int, options: dict[str, int]) -> None:
+    """A row that a graph left empty, one shorter than its queries, and a usual one."""
+    T, lengths = 5, [0, 3, 17]
+    case = Decode("idle", "fp32", (12, 12, 12), 4, 2, 16, T=T, page=4, parts=Parts(16, splits), **options)  # type: ignore[arg-type]
+    tensors = decoding.inputs(case, "cpu") | {"lengths": torch.tensor(lengths, dtype=torch.int32)}
+    with counting(), poisoned():
+        out = decoding.launch(case, tensors)["out"]
+    for index, length in enumerate(lengths):
+        real = min(T, length)
+        assert not out[index, : T - real].any()
+        if real:
+            k, v = (decoding.contiguous(tensors[f"{name}_cache"], tensors["table"][index], length) for name in "kv")
+            seen = visible("window" if case.window else "causal", case.window, real, length - real).clone()
+            if case.tree:
+                seen[:, max(0, length - T) :] = tensors["tree"][index, T - real :, T - min(T, length) :].bool()
+            right = attention(tensors["q"][index, T - real :], k, v, seen, 16**-0.5)
+            assert torch.allclose(out[index, T - real :].double(), right, atol=1e-5)
 
 
 def test_parts_fill_the_device_but_keep_four_blocks_each() -> None:

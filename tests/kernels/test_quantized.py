@@ -17,6 +17,7 @@ from roofline.components.linear import Linear
 from roofline.configs.load import load_model
 from roofline.edits.edit import apply
 from roofline.edits.storage import kv_dtype
+from roofline.errors import InputError
 from roofline.formats import BF16, INT8, format_named
 from roofline.kernels import gemm_int8 as int8
 from roofline.kernels import quantize_kv as kv
@@ -213,20 +214,20 @@ def test_constant_groups_are_exact_and_zeros_stay_zero() -> None:
 
 def test_shapes_and_formats_that_do_not_fit_are_refused() -> None:
     x = torch.zeros(2, 64, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(InputError, match=r"qweight: shape \(9, 16\) does not fit"):
         gemm_int4(x, torch.zeros(9, 16, dtype=torch.int32), torch.zeros(2, 16, dtype=torch.float16))
-    with pytest.raises(ValueError, match="groups of 24 and steps of 32 do not nest"):
+    with pytest.raises(InputError, match="groups of 24 and steps of 32 do not nest"):
         gemm_int4(
             torch.zeros(2, 48, dtype=torch.bfloat16), torch.zeros(6, 16, dtype=torch.int32),
             torch.zeros(2, 16, dtype=torch.float16), tiles=SMALL,
         )  # fmt: skip
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(InputError, match=r"scales: shape \(8, 4\) does not fit"):
         gemm_mxfp4(x, torch.zeros(8, 32, dtype=torch.uint8), torch.zeros(8, 4, dtype=torch.uint8))
-    with pytest.raises(ValueError, match="do not multiply as int8"):
-        int8.gemm_int8(x, torch.zeros(8, 64, dtype=torch.bfloat16), torch.ones(2), torch.ones(8))
-    with pytest.raises(ValueError, match="not quantised to int8"):
+    with pytest.raises(InputError, match="b: bfloat16 is not taken here; pass int8"):
+        int8.gemm_int8(x, torch.zeros(8, 64, dtype=torch.bfloat16), None, torch.ones(8))
+    with pytest.raises(InputError, match="not quantised to int8"):
         kv.Layout.named("int8")
-    with pytest.raises(ValueError, match="an entry of 96 elements is not an even number of groups of 32"):
+    with pytest.raises(InputError, match="an entry of 96 elements is not an even number of groups of 32"):
         kv.Layout.named("int4-g32-asym").groups(96)
 
 

@@ -22,6 +22,7 @@ from roofline.components.latent import layout_bytes
 from roofline.formats import FP8
 from roofline.kernels import compressed_attention as compressed
 from roofline.kernels import csa_compress, dsa_indexer, hyper_connections, mla_decode, sparse_mla_decode
+from roofline.kernels.buffers import poisoned
 from roofline.kernels.csa_compress import compress
 from roofline.kernels.flash_decoding import Decode, Parts, flash_decoding
 from roofline.kernels.flash_decoding import expected as dense_expected
@@ -288,3 +289,18 @@ def test_index_compressor_writes_keys_that_the_indexer_reads() -> None:
     keys = csa_compress.reference(case, tensors)["entries"][:entries]
     right = weights[0, 0].double() @ torch.relu(q[0, 0].double() @ keys.T)
     assert torch.allclose(scores[0, 0].double(), right, rtol=0.1, atol=0.05 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5])
+def test_compressed_attention_of_an_idle_row_is_zero_and_leaves_its_neighbours_alone(splits: int) -> None:
+    T, parts = 3, Blocks(16, splits, rows=16)
+    whole = compressed.Compressed("idle", "bf16", (20, 20, 20), 5, 64, 6, 4, T=T, page=4, sinks=False, parts=parts)
+    tensors = compressed.inputs(whole, "cpu")
+    with counting(), poisoned():
+        right = compressed.launch(whole, tensors)["out"]
+        given = compressed.launch(whole, {**tensors, "lengths": torch.tensor([0, 2, 23], dtype=torch.int32)})["out"]
+    assert not given[0].any()
+    assert not given[1, 0].any()
+    assert given[1, 1:].abs().sum() > 0
+    assert torch.isfinite(given).all()
+    assert torch.equal(given[2], right[2])
