@@ -104,15 +104,18 @@ def _gpu(gpu: str) -> Iterator[str]:
         yield f"Held-out half of {accelerator.calibration.get('package', '?')}, calibrated {accelerator.calibration.get('date')}."
     yield ""
     met = sum(_verdict(row) == "met" for row in judged)
-    yield f"{sum(int(row['n']) for row in own):,} rows; {met} of {len(judged)} targets met."
+    verdict = f"{met} of {len(judged)} targets met" if judged else "no targets"
+    yield f"{sum(int(row['n']) for row in own):,} rows; {verdict}."
     yield ""
-    yield from _table(LINE, map(_line, judged))
+    if judged:
+        yield from _table(LINE, map(_line, judged))
     yield "<details><summary>Families without a target</summary>"
     yield ""
     yield from _table(LINE, (_line(row) for row in own if not row["target"]))
     yield "</details>"
     yield ""
-    yield from _bands(rows, judged)
+    if judged:
+        yield from _bands(rows, judged)
     harder = [row for row in whole if row["split"] not in ("random", "other_gpu")]
     if harder:
         yield "<details><summary>Harder splits: unseen shapes and models, the larger half, another framework</summary>"
@@ -159,7 +162,6 @@ def _borrowed(rows: Sequence[dict[str, str]]) -> Iterator[str]:
             f"time as good to {100 * error:.0f} % on average; {100 * many / n:.0f} % of the rows lie in families whose bound "
             "alone errs less."
         )
-    yield ""
 
 
 def _bands(rows: list[dict[str, str]], judged: list[dict[str, str]]) -> Iterator[str]:
