@@ -9,7 +9,7 @@ from typing import Any
 
 from roofline.planner.prices import Rent
 from roofline.planner.setups import Setup
-from roofline.planner.sizing import Drafting, Sized, size
+from roofline.planner.sizing import Drafting, Sized, shapes, size
 from roofline.planner.workload import Objective, Workload
 
 SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
@@ -141,8 +141,11 @@ def sized_at(
 
 def settings(setup: Setup, load: Workload, objective: Objective, drafting: Drafting | None) -> Iterable[tuple[int, int, Sized]]:
     """(budget, batch, steady state) of every setting that memory and the engine admit."""
+    draft, verified = (drafting.draft, 1 + drafting.gamma) if drafting else (None, 1)
+    most = setup.users(BUDGETS[0], SEQUENCES[-1], draft)
+    wanted = [(sequences, budget) for budget in BUDGETS for sequences in SEQUENCES if sequences <= most]
+    setup.remembered.prepare(one for pair in wanted for one in shapes(*pair, load, drafting, setup.stalls))
     for budget in BUDGETS:
-        draft, verified = (drafting.draft, 1 + drafting.gamma) if drafting else (None, 1)
         for sequences in SEQUENCES:
             batch = headroom(sequences) if load.rate is not None else sequences
             room = setup.users(budget, batch, draft)

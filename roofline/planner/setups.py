@@ -68,6 +68,7 @@ class Remembered:
         self.provenance, self.notes = times.provenance, times.notes
         self.decode_run = times.decode_run
         self.request_seconds = getattr(times, "request_seconds", lambda running: 0.0)
+        self.prepare = getattr(times, "prepare", lambda shapes: None)
 
     def seconds(self, shape: StepShape) -> float:
         """Seconds of one step."""
@@ -98,7 +99,7 @@ class Setup:
     _users: dict[tuple[int, int, int], int | None] = field(default_factory=dict)
 
     @cached_property
-    def remembered(self) -> StepTimes:
+    def remembered(self) -> Remembered:
         """The step times, each shape worked out once."""
         return Remembered(self.times)
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from roofline.serving.closed_form import Loads, loads, shape_of, steady
 from roofline.serving.steps import StepShape
 from roofline.speculative.acceptance import expected_tokens
 
 if TYPE_CHECKING:
+    from roofline.expected.load import Load
     from roofline.model import Model
     from roofline.planner.workload import Workload
     from roofline.serving.steps import StepTimes
@@ -75,16 +77,14 @@ def size(
 
     ``stalls``: decodes wait while prompts run.
     """
-    gamma, gained = (drafting.gamma, drafting.tokens) if drafting else (0, 1.0)
-    rounds = max(1.0, (load.osl - 1) / gained)
-    extra = 0 if stalls else sequences * gamma
-    if budget - extra - (0 if stalls else sequences) < 1 or sequences * (1 + gamma) > budget:
+    gained = drafting.tokens if drafting else 1.0
+    steps = _steps(sequences, budget, load.isl, load.osl, drafting.gamma if drafting else 0, gained, stalls)
+    if steps is None:
         return None
-    room = float(budget if stalls else budget - extra - sequences)
-    found = loads(float(sequences), float(load.isl), rounds, NEVER, room + sequences)
-    if not stalls and sequences / rounds * load.isl > room:
-        return _saturated(times, sequences, room, load, rounds, drafting)
-    decode_s, mixed_s, alone_s = _seconds(times, found, load, drafting, stalls)
+    found, rounds, room = steps.found, steps.rounds, steps.room
+    decode_s, mixed_s, alone_s = _seconds(times, steps, drafting)
+    if steps.saturated:
+        return _saturated(times, sequences, steps, mixed_s, load, gained)
     if stalls:
         mixed_s = decode_s + alone_s
     request, turns = _request(times, sequences), float(found.turns)
@@ -106,35 +106,70 @@ def _request(times: StepTimes, running: float) -> float:
     return float(getattr(times, "request_seconds", lambda running: 0.0)(float(running)))
 
 
-def _seconds(
-    times: StepTimes, found: Loads, load: Workload, drafting: Drafting | None, alone: bool = False
-) -> tuple[float, float, float]:
-    """Seconds of a decode step, a mixed one and, where it is wanted, one of its prompts alone; drafts included."""
-    context, gamma = load.isl + load.osl // 2, drafting.gamma if drafting else 0
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of a steady state, which are the same for every deployment: their loads and, in whole numbers, their shapes."""
 
-    def step(one: Any) -> float:
-        found = shape_of(one)
-        prompts = (found.prefill_tokens, found.prefill_pairs, found.prefills)
-        shape = StepShape(*prompts, found.decodes, found.decodes * context, gamma)
+    found: Loads
+    rounds: float
+    room: float
+    saturated: bool
+    decode: StepShape
+    mixed: StepShape
+    alone: StepShape | None
+
+
+@lru_cache(maxsize=8192)
+def _steps(sequences: int, budget: int, isl: int, osl: int, gamma: int, gained: float, stalls: bool) -> _Steps | None:
+    """None where the budget holds no prompt token."""
+    rounds = max(1.0, (osl - 1) / gained)
+    extra = 0 if stalls else sequences * gamma
+    if budget - extra - (0 if stalls else sequences) < 1 or sequences * (1 + gamma) > budget:
+        return None
+    room = float(budget if stalls else budget - extra - sequences)
+    saturated = not stalls and sequences / rounds * isl > room
+    running = max(1.0, min(float(sequences), rounds * room / isl)) if saturated else float(sequences)
+    found = loads(running, float(isl), rounds, NEVER, room + running)
+    context = isl + osl // 2
+
+    def shape(one: Load) -> StepShape:
+        plain = shape_of(one)
+        prompts = (plain.prefill_tokens, plain.prefill_pairs, plain.prefills)
+        return StepShape(*prompts, plain.decodes, plain.decodes * context, gamma)
+
+    alone = shape(replace(found.mixed, decodes=0.0)) if stalls else None
+    return _Steps(found, rounds, room, saturated, shape(found.decode), shape(found.mixed), alone)
+
+
+def shapes(sequences: int, budget: int, load: Workload, drafting: Drafting | None, stalls: bool) -> list[StepShape]:
+    """The steps that ``size`` asks the times of."""
+    gamma, gained = (drafting.gamma, drafting.tokens) if drafting else (0, 1.0)
+    steps = _steps(sequences, budget, load.isl, load.osl, gamma, gained, stalls)
+    found = () if steps is None else (steps.decode, steps.mixed, steps.alone)
+    return [one for one in found if one is not None]
+
+
+def _seconds(times: StepTimes, steps: _Steps, drafting: Drafting | None) -> tuple[float, float, float]:
+    """Seconds of a decode step, a mixed one and, where decodes wait, one of its prompts alone; drafts included."""
+
+    def step(shape: StepShape | None) -> float:
+        if shape is None:
+            return 0.0
         drafts = 0.0
         if drafting and drafting.times is not None and shape.decodes:
             plain = StepShape(decodes=shape.decodes, decode_context=shape.decode_context)
-            drafts = gamma * drafting.times.seconds(plain)
+            drafts = drafting.gamma * drafting.times.seconds(plain)
         return times.seconds(shape) + drafts
 
-    prompts = replace(found.mixed, decodes=0.0)
-    return step(found.decode), step(found.mixed), step(prompts) if alone else 0.0
+    return step(steps.decode), step(steps.mixed), step(steps.alone)
 
 
-def _saturated(times: StepTimes, sequences: int, room: float, load: Workload, rounds: float, drafting: Drafting | None) -> Sized:
+def _saturated(times: StepTimes, sequences: int, steps: _Steps, mixed_s: float, load: Workload, gained: float) -> Sized:
     """Prompts fill the budget of every step: fewer sequences decode, and the others wait for their prompts to run."""
-    decoding = max(1.0, min(float(sequences), rounds * room / load.isl))
-    found = loads(decoding, float(load.isl), rounds, NEVER, room + decoding)
-    _, mixed_s, _ = _seconds(times, found, load, drafting)
-    rate = room / load.isl / mixed_s
-    ttft = _request(times, sequences) + max(load.isl / room * mixed_s, sequences / rate - rounds * mixed_s)
-    gained = drafting.tokens if drafting else 1.0
-    return Sized(sequences, math.ceil(load.isl / room), 1.0, mixed_s, mixed_s, ttft, 2 * ttft, mixed_s / gained, rate)
+    rate = steps.room / load.isl / mixed_s
+    ttft = max(load.isl / steps.room * mixed_s, sequences / rate - steps.rounds * mixed_s) + _request(times, sequences)
+    chunks = math.ceil(load.isl / steps.room)
+    return Sized(sequences, chunks, 1.0, mixed_s, mixed_s, ttft, 2 * ttft, mixed_s / gained, rate)
 
 
 def waiting(service: float, busy: float, percentile: float) -> tuple[float, float]:

@@ -6,7 +6,7 @@ experts, collectives, passes) is remembered by that number; attention is evaluat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from roofline.expected.arithmetic import maximum
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 FEW = 64
 """Numbers of rows that are evaluated one by one; from then on a block of them at once."""
 BLOCK = 512
+ENOUGH = 8
+"""Numbers of rows for which an array is worth its while."""
 SMALL = 0.01
 """Share of the parameters below which a format does not count."""
 KEEP = 1 << 20
@@ -74,14 +76,24 @@ class ByRows:
                 self._fill(int(rows) // BLOCK * BLOCK)
         return self._known[rows]
 
+    def prepare(self, rows: set[float]) -> None:
+        """Works out many numbers of rows at once."""
+        missing = sorted(number for number in rows if 0 < number < KEEP and number not in self._known)
+        if self._operators and len(missing) >= ENOUGH:
+            self._learn(missing)
+
     def _fill(self, start: int) -> None:
+        self._learn(range(max(start, 1), start + BLOCK))
+
+    def _learn(self, rows: Sequence[float]) -> None:
         import numpy
 
-        numbers = numpy.arange(max(start, 1), start + BLOCK, dtype=numpy.float64)
+        numbers = numpy.array(rows, dtype=numpy.float64)
         kernels, dispatch = self._sums(numbers)
+        kernels = numpy.broadcast_to(kernels, numbers.shape)
         pairs = zip(numbers.tolist(), kernels.tolist(), numpy.broadcast_to(dispatch, numbers.shape).tolist(), strict=True)
-        for rows, *sums in pairs:
-            self._known.setdefault(rows, (sums[0], sums[1]))
+        for number, *sums in pairs:
+            self._known.setdefault(number, (sums[0], sums[1]))
 
 
 class Stage:
@@ -92,6 +104,11 @@ class Stage:
         self._other = [operator for operator in found if operator.over == LOAD]
         self.launches = float(sum(operator.count * operator.launches for operator in found))
         self.layers = float(len(model.layers))
+
+    def prepare(self, loads: Sequence[Load]) -> None:
+        """Works out at once what the steps need that depends on a number of rows alone."""
+        for over, known in self._rows.items():
+            known.prepare({float(ROWS[over](load)) for load in loads})
 
     def busy(self, load: Load) -> Busy:
         """Kernels of a step; ``load.context`` may be an array, the rest is numbers."""
@@ -168,14 +185,24 @@ class ExpectedSteps:
         context = shape.decode_context / shape.decodes if shape.decodes else 0.0
         return Load(decodes, context, chunks, chunk, behind, 1.0 + shape.drafted)
 
+    def _turns_of(self, sequences: int) -> int:
+        """Microbatches of a step."""
+        return max(1, min(sequences, self._turns)) if len(self._stages) > 1 else 1
+
+    def prepare(self, shapes: Iterable[StepShape]) -> None:
+        """Works out at once what many steps share; their times come faster after it, and are the same."""
+        loads = [self._load(shape, self._turns_of(shape.decodes + shape.prefills)) for shape in shapes]
+        for stage in self._stages:
+            stage.prepare(loads)
+
     def seconds(self, shape: StepShape) -> float:
         """Seconds of one step."""
-        turns = max(1, min(shape.decodes + shape.prefills, self._turns)) if len(self._stages) > 1 else 1
+        turns = self._turns_of(shape.decodes + shape.prefills)
         return float(self._over_stages(self._load(shape, turns), turns))
 
     def decode_seconds(self, decodes: int, context: float) -> float:
         """Seconds of one step that only decodes, with so many tokens cached behind each sequence."""
-        turns = max(1, min(decodes, self._turns)) if len(self._stages) > 1 else 1
+        turns = self._turns_of(decodes)
         return float(self._over_stages(Load(decodes / turns, float(context)), turns))
 
     def _over_stages(self, load: Load, turns: int) -> Any:
@@ -193,6 +220,6 @@ class ExpectedSteps:
         import numpy
 
         contexts = context / decodes + numpy.arange(steps, dtype=numpy.float64)
-        turns = max(1, min(decodes, self._turns)) if len(self._stages) > 1 else 1
+        turns = self._turns_of(decodes)
         seconds = self._over_stages(Load(decodes / turns, contexts), turns)
         return numpy.broadcast_to(seconds, (steps,)).astype(numpy.float64)

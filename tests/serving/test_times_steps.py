@@ -165,6 +165,16 @@ def test_every_kernel_of_an_engine_has_constants() -> None:
     assert [pair for pair in named if pair not in known] == []
 
 
+@pytest.mark.parametrize("name", PLACES)
+def test_times_that_are_prepared_together_are_those_of_each_step(name: str) -> None:
+    asked = [shape(decodes, 700, chunks, 300) for decodes in (0, 1, 7, 48) for chunks in (0, 1, 3) if decodes + chunks]
+    together, alone = (ExpectedSteps(place(name), PLACES[name][3]) for _ in range(2))
+    together.prepare(iter(asked))
+    known = [one for stage in together._stages for one in stage._rows.values() if one._operators]
+    assert all(len(one._known) > 1 for one in known if one._operators[0].over == "all"), "nothing was prepared"
+    assert [together.seconds(one) for one in asked] == pytest.approx([alone.seconds(one) for one in asked], rel=1e-12)
+
+
 def test_one_client_waits_for_nobody() -> None:
     """A single closed-loop client: TPOT is a decode step, TTFT its own prefill; no step is under way."""
     deployment, engine = place("llama-70b fp8"), load_engine("vllm")
