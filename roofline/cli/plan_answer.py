@@ -244,7 +244,7 @@ def _explanation(answer: Answer, details: Details, out: Output) -> None:
         span = f"{flip.low:g} to {flip.high:g}, taken as {flip.nominal:g}"
         change = "does not change it"
         if flip.flips_at is not None:
-            change = f"{'below' if flip.flips_at < flip.nominal else 'above'} {flip.flips_at:.3g}: {flip.to}"
+            change = f"{'below' if flip.flips_at < flip.nominal else 'above'} {flip.flips_at:.4g}: {flip.to}"
         out.note(f"{flip.assumption} ({span}): {change}")
     out.note("", out.paint("the trade between tokens per user and tokens per GPU", "bold"))
     step = max(1, len(details.points) // 12)
@@ -274,7 +274,9 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
     flips: list[Flip] = []
     wanted = explain or out.format in ("json", "jsonl")
     if wanted and confirmed:
-        flips = sensitivity(solved.found.plans, question.load, question.objective, solved.rents, question.most, solved.drafts)
+        flips = sensitivity(
+            solved.found.plans, question.load, question.objective, solved.rents, question.most, solved.drafts, solved.chosen
+        )  # fmt: skip
     details = Details(frontier(solved.found.points) if wanted else [], flips, launch)
     out.note(*_verdict(solved, out), "")
     found = [_record(solved, rank, choice, details) for rank, choice in enumerate(confirmed, 1)]

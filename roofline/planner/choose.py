@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from roofline.planner.disaggregate import with_more
@@ -31,10 +31,12 @@ class Chosen:
 
     Attributes:
         confirmed: deployments that the simulator says meet the objective, the cheapest first. refuted: those it says miss it.
+        waiting: deployments that were not simulated, since they cost more than those that were.
     """
 
     confirmed: list[Choice]
     refuted: list[Choice]
+    waiting: list[Plan] = field(default_factory=list)
 
 
 def kind(plan: Plan) -> tuple[Any, ...]:
@@ -92,4 +94,4 @@ def choose(
             if other.gpus <= most_gpus:
                 heapq.heappush(heap, (order_of(other, load), next(number), other))
     confirmed.sort(key=lambda choice: (*order_of(choice.plan, load)[:2], choice.verdict.tpot_s))
-    return Chosen(confirmed, refuted)
+    return Chosen(confirmed, refuted, [plan for _, _, plan in heap])

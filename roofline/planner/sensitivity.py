@@ -1,7 +1,9 @@
 """Which assumption, moved within its range, flips the choice.
 
-Each assumption goes to either end of its range while the others stay, the closed form chooses anew among the setups that
-are in the running, and where another one wins the point of change is found by bisection.
+Each assumption goes to either end of its range while the others stay. At another price the deployments that the simulator
+confirmed, and those that it did not look at for their cost, are ordered anew: the point of change is where two cost the
+same. Under any other assumption the closed form sizes anew the setups that are in the running, without those that it
+prefers and the simulator refutes, and the point of change is found by bisection.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roofline.accelerator import Quantity
-from roofline.planner.choose import kind
+from roofline.planner.choose import Chosen, kind
+from roofline.planner.disaggregate import disaggregated
 from roofline.planner.prices import Rent
 from roofline.planner.search import Plan, order_of, search
 from roofline.planner.setups import Setup
@@ -23,7 +26,7 @@ LENGTHS, LOAD = (0.75, 1.25), (0.75, 1.25)
 BANDWIDTH = {"datasheet": (0.6, 1.0), "calibrated": (0.9, 1.1)}
 """Achieved over modelled memory bandwidth: a bound assumes all of it (engines reach 0.6 to 0.93), calibrated times do not."""
 ACCEPTANCE = 0.1
-ROUNDS = 4
+ROUNDS = 6
 RUNNING = 8
 """Setups that stay in the running."""
 
@@ -71,11 +74,17 @@ class _Game:
 
     def __init__(
         self, running: Sequence[Setup], load: Workload, objective: Objective, rents: dict[str, Rent | None], most: int,
-        draftings: Mapping[str, Sequence[Drafting | None]],
+        draftings: Mapping[str, Sequence[Drafting | None]], apart: bool,
     ) -> None:  # fmt: skip
         self.running, self.load, self.objective = list(running), load, objective
         self.rents, self.most, self.draftings = rents, most, draftings
+        self.apart, self.refuted = apart, set[Any]()
         self._slower: dict[float, list[Setup]] = {}
+
+    def settle(self, choice: Plan) -> None:
+        """Takes out what the closed form prefers to the choice, as things are: the simulator refutes it."""
+        while (found := self.best()) is not None and kind(found) != kind(choice):
+            self.refuted.add(kind(found))
 
     def best(self, *, load: Workload | None = None, bandwidth: float = 1.0, alpha: float = 0.0) -> Plan | None:
         """The cheapest deployment under changed assumptions."""
@@ -84,8 +93,12 @@ class _Game:
             gpu: [d and replace(d, alpha=min(1.0, max(0.0, d.alpha + alpha))) for d in found]
             for gpu, found in self.draftings.items()
         }
-        found = search(setups, load or self.load, self.objective, self.rents, self.most, drafts)
-        return found.plans[0] if found.plans else None
+        load = load or self.load
+        plans = search(setups, load, self.objective, self.rents, self.most, drafts).plans
+        if self.apart:
+            plans += disaggregated(setups, load, self.objective, self.rents, self.most)[0]
+        left = (plan for plan in plans if kind(plan) not in self.refuted)
+        return min(left, key=lambda plan: order_of(plan, load), default=None)
 
     def _at(self, bandwidth: float) -> list[Setup]:
         key = round(bandwidth, 4)
@@ -125,35 +138,65 @@ def _flip(name: str, low: float, nominal: float, high: float, choice: Plan, at: 
     )  # fmt: skip
 
 
+def _price_flip(gpu: str, price: Rent, choice: Plan, others: Sequence[Plan], load: Workload) -> Flip:
+    """The price of a GPU at which another deployment costs as little as the choice."""
+
+    def amount(plan: Plan) -> float:
+        return plan.gpus / plan.output_tokens(load.osl) if load.offline else float(plan.gpus)
+
+    def paid(plan: Plan) -> float:
+        return float("inf") if plan.rent is None else plan.rent.usd * amount(plan)
+
+    name, ends = f"price of {gpu} [USD/h]", (choice.instances, choice.instances)
+    mine = choice.setup.accelerator.id == gpu
+    rivals = [plan for plan in others if kind(plan) != kind(choice) and mine != (plan.setup.accelerator.id == gpu)]
+    if mine:
+        best = min(rivals, key=paid, default=None)
+        at = None if best is None else paid(best) / amount(choice)
+    else:
+        best = min(rivals, key=amount, default=None)
+        at = None if best is None else paid(choice) / amount(best)
+    if best is None or at is None or not price.low <= at <= price.high:
+        return Flip(name, price.low, price.high, price.usd, None, None, ends)
+    ends = (choice.instances, best.instances) if mine else (best.instances, choice.instances)
+    return Flip(name, price.low, price.high, price.usd, at, label(best), ends)
+
+
+def _running(plans: Sequence[Plan], first: Sequence[Plan]) -> list[Setup]:
+    """Setups in the running: of the first plans, of the cheapest, and of each accelerator's cheapest."""
+    running: dict[Any, Setup] = {}
+    for plan in (*first, *plans):
+        of_gpu = sum(key[0] == plan.setup.accelerator.id for key in running)
+        if plan in first or len(running) < RUNNING or (of_gpu < 2 and len(running) < 2 * RUNNING):
+            for part in (plan, plan.prefill):
+                if part is not None:
+                    running.setdefault((part.setup.accelerator.id, part.setup.mesh, part.formats), part.setup)
+    return list(running.values())
+
+
 def sensitivity(
     plans: Sequence[Plan], load: Workload, objective: Objective, rents: dict[str, Rent | None], most: int,
-    draftings: Mapping[str, Sequence[Drafting | None]],
+    draftings: Mapping[str, Sequence[Drafting | None]], chosen: Chosen | None = None,
 ) -> list[Flip]:  # fmt: skip
-    """What each assumption does to the choice, those that flip it first; ``plans`` are those of a search, cheapest first.
+    """What each assumption does to the choice, those that flip it first.
 
-    Disaggregated deployments do not take part.
+    Args:
+        plans: those of a search, cheapest first. chosen: what the simulator said of them; None to take the closed form's word.
     """
-    whole = [plan for plan in plans if plan.prefill is None]
-    if not whole:
-        return []
-    running: dict[Any, Setup] = {}
-    for plan in whole:
-        of_gpu = sum(key[0] == plan.setup.accelerator.id for key in running)
-        if len(running) < RUNNING or (of_gpu < 2 and len(running) < 2 * RUNNING):
-            running.setdefault((plan.setup.accelerator.id, plan.setup.mesh, plan.formats), plan.setup)
-    game = _Game(list(running.values()), load, objective, rents, most, draftings)
-    choice = game.best()
+    if chosen is not None:
+        choice = chosen.confirmed[0].plan if chosen.confirmed else None
+        known = [*(one.plan for one in chosen.confirmed), *chosen.waiting]
+    else:
+        choice, known = (plans[0] if plans else None), list(plans)
     if choice is None:
         return []
+    apart = any(plan.prefill is not None for plan in plans)
+    game = _Game(_running(plans, [choice]), load, objective, rents, most, draftings, apart)
+    game.settle(choice)
     found = []
     for gpu, price in rents.items():
         if price is not None and price.high > price.low:
-
-            def priced(value: float, gpu: str = gpu, price: Rent = price) -> Plan | None:
-                moved = [replace(p, rent=replace(price, usd=value)) if p.setup.accelerator.id == gpu else p for p in whole]
-                return min(moved, key=lambda plan: order_of(plan, load))
-
-            found.append(_flip(f"price of {gpu} [USD/h]", price.low, price.usd, price.high, choice, priced))
+            found.append(_price_flip(gpu, price, choice, known, load))
     provenance = choice.setup.times.provenance
     low, high = BANDWIDTH[provenance]
     found.append(_flip("memory bandwidth achieved", low, 1.0, high, choice, lambda value: game.best(bandwidth=value)))

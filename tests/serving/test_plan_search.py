@@ -178,12 +178,44 @@ def test_a_price_at_which_the_choice_flips_is_where_two_deployments_cost_the_sam
     found = flips[f"price of {choice} [USD/h]"]
     assert found.flips_at is not None
     assert found.nominal < found.flips_at < found.high
+    other = next(one for one in plans if one.setup.accelerator.id != choice)
+    assert found.flips_at == pytest.approx(other.usd_per_hour / plans[0].gpus)
     beyond = {**wide, choice: replace(wide[choice], usd=found.flips_at * 1.01)}
     before = {**wide, choice: replace(wide[choice], usd=found.nominal * 1.01)}
     assert kind(search(candidates(), load, objective, beyond, 16).plans[0]) != kind(plans[0])
     assert kind(search(candidates(), load, objective, before, 16).plans[0]) == kind(plans[0])
     assert {"prompt length", "output length", "load", "memory bandwidth achieved"} <= set(flips)
     assert label(plans[0])
+
+
+def test_what_flips_the_choice_is_asked_of_the_deployment_that_is_recommended():
+    """The simulator refutes the kind that the closed form prefers; disaggregated deployments take part."""
+    load, objective = Workload(1000, 200, rate=4.0), Objective(1.0, 0.05)
+    wide = {name: replace(found, low=found.usd / 8, high=found.usd * 8) for name, found in RENTS.items() if found}
+    plans = search(candidates(), load, objective, wide, 16).plans
+    plans += disaggregated(candidates(), load, objective, wide, 16)[0]
+    met = Verdict(0.1, 0.2, 0.01, 4.0, 100, 0, 0, 0.5, 8.0, True)
+
+    def check(plan: Plan, load: Workload, objective: Objective) -> Verdict:
+        return replace(met, met=kind(plan) != kind(plans[0]))
+
+    chosen = choose(plans, load, objective, 1, 16, check)
+    choice = chosen.confirmed[0].plan
+    name = choice.setup.accelerator.id
+    assert kind(choice) != kind(plans[0])
+    found = sensitivity(plans, load, objective, wide, 16, {}, chosen)
+    for flip in found:
+        if flip.flips_at is not None and flip.assumption.startswith("price"):
+            rivals = [one for one in chosen.waiting if label(one) == flip.to]
+            assert rivals
+            gpus = [one.gpus for one in rivals]
+            if name in flip.assumption:
+                assert flip.flips_at * choice.gpus == pytest.approx(min(one.usd_per_hour for one in rivals))
+            else:
+                assert flip.flips_at == pytest.approx(choice.usd_per_hour / min(gpus))
+    assert not any(flip.flips_at == flip.nominal for flip in found)
+    refuted = label(plans[0])
+    assert all(flip.to != refuted for flip in found if not flip.assumption.startswith("price"))
 
 
 def test_a_fleet_is_tokens_over_what_instances_make():
