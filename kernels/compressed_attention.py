@@ -165,6 +165,7 @@ def compressed_attention(
         check(name, held, stored, (torch.uint8,) if narrow else (q.dtype,), q)
     if narrow and (H % ROTARY or H > 8 * ROTARY or q.dtype not in HALF):
         raise InputError(f"cache: packed entries of {H} elements in pages of {page} for {q.dtype} have no layout")
+    check("window_table", window_table, (B, None), INT32, q)
     if window:
         check_pages(window_table, lengths, longest, page, len(window_cache), q, "window_table")
     check_pages(table, lengths, longest, page, len(cache), q, every=every)

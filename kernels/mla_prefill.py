@@ -15,6 +15,7 @@ import torch
 from roofline.components.mla import ExpandedAttention
 from roofline.cost import Cost
 from roofline.kernels import flash_attention as flash
+from roofline.kernels.arguments import check_starts
 from roofline.kernels.flash_attention import Prefill, Tiles, flash_attention
 from roofline.kernels.gemm import gemm
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
@@ -39,8 +40,10 @@ def mla_prefill(
 ) -> torch.Tensor:
     """Causal attention of ``q [tokens, N, H + P]`` over ``k [tokens, N, H + P]`` and ``v [tokens, N, V]``.
 
-    ``starts``: int32 ``[B + 1]``, where each sequence's rows begin, and the end. ``longest``: the most rows of one.
+    ``starts``: int32 ``[B + 1]``, where each sequence's rows begin, and the end. ``longest``: the most rows of one. Raises
+    InputError for arguments that do not fit each other.
     """
+    check_starts("starts", starts, len(q), longest, q)
     return flash_attention(q, k, v, starts, starts, longest, tiles=tiles)
 
 
