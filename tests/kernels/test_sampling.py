@@ -114,19 +114,51 @@ def test_a_draft_like_its_target_is_always_accepted() -> None:
     assert chain(4).tolist() == [[1], [2], [3], [4], [-1]]
 
 
-@pytest.mark.parametrize(
-    ("settings", "times"),
-    [((1.0, 0, 1.0, 0.0), 200), ((1.0, 0, 1.0, 0.2), 200), ((0.7, 4, 1.0, 0.0), 12), ((1.2, 0, 0.8, 0.0), 12)],
-    ids=["plain", "min-p", "top-k", "top-p"],
-)
-def test_samples_follow_the_filtered_distribution(settings: tuple[float, int, float, float], times: int) -> None:
-    case = Draws("many", "fp32", V, (settings,) * times, V)
-    tensors = draws(case, "cpu")
+ONCE_IN_A_THOUSAND = (0.0, 10.83, 13.82, 16.27, 18.47, 20.52, 22.46, FAR_OUT)
+"""What chi-square exceeds once in a thousand draws, by degrees of freedom."""
+FILTERS = {
+    "plain": ((1.0, 0, 1.0, 0.0), 200), "min-p": ((0.4, 0, 1.0, 0.05), 100),
+    "top-k": ((0.35, 4, 1.0, 0.0), 45), "top-p": ((0.35, 0, 0.97, 0.0), 45),
+}  # fmt: skip
+"""Temperature, top-k, top-p and min-p, and how often each is drawn."""
+
+
+def drawn_from(settings: tuple[float, int, float, float], times: int) -> dict[str, torch.Tensor]:
+    """Inputs of many draws from one row of logits."""
+    tensors = draws(Draws("many", "fp32", V, (settings,) * times, V), "cpu")
     tensors["logits"] = tensors["logits"][:1].expand(times, -1).contiguous()
+    return tensors
+
+
+def limit(kept: torch.Tensor) -> float:
+    """What the statistic of a right sampler exceeds once in a thousand runs."""
+    return ONCE_IN_A_THOUSAND[int(kept.sum()) - 1]
+
+
+@pytest.mark.parametrize(("settings", "times"), FILTERS.values(), ids=FILTERS)
+def test_samples_follow_the_filtered_distribution(settings: tuple[float, int, float, float], times: int) -> None:
+    tensors = drawn_from(settings, times)
     probabilities = distribution(tensors["logits"][0], *settings)
     with counting():
         tokens, _ = sample(**tensors)
     kept = probabilities > 0
     counts = torch.bincount(tokens.long(), minlength=V)
     assert int(counts[~kept].sum()) == 0
-    assert chi_square(counts[kept], probabilities[kept]) < FAR_OUT
+    assert chi_square(counts[kept], probabilities[kept]) < limit(kept)
+
+
+@pytest.mark.parametrize("name", ["min-p", "top-k", "top-p"])
+@pytest.mark.parametrize("wrong", ["temperature ignored", "uniform over what is kept"])
+def test_a_wrong_sampler_would_be_seen_at_so_many_draws(name: str, wrong: str) -> None:
+    """At least 19 times in 20: the statistic of draws from the wrong distribution is over the limit."""
+    settings, times = FILTERS[name]
+    logits = drawn_from(settings, times)["logits"][0]
+    probabilities = distribution(logits, *settings)
+    kept = probabilities > 0
+    other = kept.double() if wrong.startswith("uniform") else distribution(logits, 1.0, *settings[1:])
+    generator = torch.Generator().manual_seed(5)
+    seen = 0
+    for _ in range(200):
+        counts = torch.bincount(torch.multinomial(other, times, True, generator=generator), minlength=V)
+        seen += int(counts[~kept].sum()) > 0 or chi_square(counts[kept], probabilities[kept]) > limit(kept)
+    assert seen >= 190
