@@ -7,7 +7,7 @@ Each component asks the time model of its kind (``registry``) with the constants
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,9 +58,16 @@ def kernels_of(engine: str, accelerator: Accelerator, family: str) -> Kernels:
     if "fused" not in table:
         known = [name for name, entry in engines().items() if "fused" in entry]
         raise UnsupportedModel(f"{engine} has no list of calibrated kernels; there are lists of {', '.join(known)}")
-    pairs = {name: tuple(part.strip() for part in text.split("|")) for name, text in table.items() if name != "fused"}
+    pairs = {name: tuple(part.strip() for part in text.split("|")) for name, text in table.items() if isinstance(text, str)}
     fused = [name for name, entry in table["fused"].items() if {"*", family} & set(entry["families"])]
     return Kernels(accelerator, {name: (pair[0], pair[1]) for name, pair in pairs.items()}, tuple(fused))
+
+
+def borrowed(engine: str, found: Iterable[str]) -> list[str]:
+    """What is to be said of families of kernels that were timed under another engine, one sentence for each such engine."""
+    reasons = engines()[engine].get("borrowed", {})
+    used = {family.partition(" ")[2].partition("/")[0] for family in found}
+    return [f"kernels timed under {other} stand for some of {engine}'s: {why}" for other, why in reasons.items() if other in used]
 
 
 DEFAULT_BASE = "h100-sxm"

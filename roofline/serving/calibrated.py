@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from roofline.expected.arithmetic import maximum
-from roofline.expected.kernels import DEFAULT_BASE, kernels_of, storage
+from roofline.expected.kernels import DEFAULT_BASE, borrowed, kernels_of, storage
 from roofline.expected.load import Load
 from roofline.expected.operators import LOAD, ROWS, Operator, operators
 from roofline.expected.plain import plain_operators
@@ -152,7 +152,8 @@ class ExpectedSteps:
         model, accelerator = deployment.model, deployment.accelerator
         ranks, mesh = getattr(deployment, "ranks", None), getattr(deployment, "mesh", None)
         stages = (model,) if ranks is None else ranks.stages
-        self._stages = [Stage(stage, found) for stage, found in zip(stages, _operators(deployment, engine, stages), strict=True)]
+        kernels = _operators(deployment, engine, stages)
+        self._stages = [Stage(stage, found) for stage, found in zip(stages, kernels, strict=True)]
         self._turns = 1 if mesh is None else mesh.microbatches or mesh.pp
         experts = any(part.kind == "grouped_linear" for _, part in model.counted)
         stored = model.params_by_format
@@ -162,6 +163,7 @@ class ExpectedSteps:
         said = outside(engine, accelerator.id, number, len(model.layers), formats)
         if not accelerator.calibration and plain_of(engine) is None:
             said = (*said, f"{accelerator.id} has no kernels of its own: those of {DEFAULT_BASE} with the datasheet swapped")
+        said = (*said, *borrowed(engine, (operator.family for found in kernels for operator in found)))
         if len(stages) > 1:
             said = (*said, f"pipeline stages are outside the calibrated range of {engine}")
         mean = "" if self.error is None else f"; mean error on models it has not seen {100 * self.error:.0f} % per token"

@@ -165,6 +165,18 @@ def test_every_kernel_of_an_engine_has_constants() -> None:
     assert [pair for pair in named if pair not in known] == []
 
 
+def test_latent_attention_under_vllm_takes_kernels_that_sglang_timed_and_says_so() -> None:
+    """FlashAttention 3 runs latent attention under both; the engines' own kernels of everything else differ."""
+    deployment = place("deepseek-v3")
+    found = step_times(deployment, load_engine("vllm"))
+    assert found.provenance == "calibrated"
+    assert any("timed under sglang" in note for note in found.notes)
+    assert not any("timed under" in note for note in step_times(deployment, load_engine("sglang")).notes)
+    assert not any("timed under" in note for note in step_times(place("gpt-oss"), load_engine("vllm")).notes)
+    decode = shape(16, 4000)
+    assert BoundSteps(deployment).seconds(decode) < found.seconds(decode) < 2 * STEPS["deepseek-v3"].seconds(decode)
+
+
 @pytest.mark.parametrize("name", PLACES)
 def test_times_that_are_prepared_together_are_those_of_each_step(name: str) -> None:
     asked = [shape(decodes, 700, chunks, 300) for decodes in (0, 1, 7, 48) for chunks in (0, 1, 3) if decodes + chunks]
