@@ -28,6 +28,13 @@ LARGEST_FILE = 64 * 2**20
 MOST_ROWS = 10_000
 PROMPT, GENERATE = "prompt", "generate"
 SERVING = "serving"
+STATED = re.compile(
+    r"(all F32|B?F16|(?:I?Q|TQ)\d_\w+|MXFP4 MoE|NVFP4)(?: - (Extra small|Small|Medium|Large))?(?: - [\d.]+ bpw.*)?(?: \(guessed\))?$"
+)
+"""How llama.cpp ends the description of a model: its file type (src/llama-model-loader.cpp, llama_model_ftype_name)."""
+NAMED = {"all f32": "fp32", "f16": "fp16", "mxfp4 moe": "gguf-mxfp4", "nvfp4": "gguf-nvfp4"}
+SIZES = {"Extra small": "_xs", "Small": "_s", "Medium": "_m", "Large": "_l"}
+PREFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 MARKDOWN_TEST = re.compile(r"(?:(pp)(\d+))?\+?(?:(tg)(\d+))?(?:\s*@\s*d(\d+))?")
 
 
@@ -41,7 +48,9 @@ class Measured:
         model, gpu, backend: as the file says, "" where it does not.
         isl, osl: mean tokens of a request. context: tokens cached before the phase of llama-bench.
         concurrency: requests in flight at most; None where requests came at a rate. rate: requests per second offered.
-        requests: completed. ttft_s, tpot_s: means. ttft_p99_s: percentile. output_tok_per_s: measured throughput.
+        requests: completed. at_once: whether all of them came at the beginning.
+        weights: format of the weights as roofline names it, "" where the file does not say; stated: in the file's words.
+        weight_bytes: size of the model. ttft_s, tpot_s: means. ttft_p99_s: percentile. output_tok_per_s: measured throughput.
     """
 
     tool: str
@@ -60,6 +69,10 @@ class Measured:
     ttft_p99_s: float | None = None
     tpot_s: float | None = None
     output_tok_per_s: float | None = None
+    at_once: bool = False
+    weights: str = ""
+    stated: str = ""
+    weight_bytes: float | None = None
 
 
 def _number(record: Mapping[str, Any], key: str, where: str, *, needed: bool = True, least: float = 0.0) -> float | None:
@@ -89,6 +102,33 @@ def _milliseconds(record: Mapping[str, Any], key: str, where: str) -> float | No
     return None if found is None else found / 1e3
 
 
+def _at_once(record: Mapping[str, Any]) -> bool:
+    """Whether all requests are sent at the beginning: a request rate without end, the default of both clients."""
+    value = record.get("request_rate")
+    return value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", "infinity"))
+
+
+def file_type(text: str) -> tuple[str, str]:
+    """(format, the words that say it) of the weights in a description by llama.cpp such as "llama 8B Q4_K - Medium"; "" for none."""
+    match = STATED.search(text.strip())
+    if match is None:
+        return "", ""
+    name = match[1].lower() + SIZES.get(match[2] or "", "")
+    name = "q2_k" if name == "q2_k_m" else name
+    return NAMED.get(name, name), match[0]
+
+
+def _size(record: Mapping[str, Any]) -> float | None:
+    """Bytes of the model as llama-bench states them, a number or "4.58 GiB"; None for anything else."""
+    text = str(record.get("model_size") or record.get("size") or "").strip()
+    number, _, unit = text.partition(" ")
+    try:
+        found = float(number) * PREFIXES.get(unit, 1)
+    except ValueError:
+        return None
+    return found if 0 < found < 1e15 else None
+
+
 def _rate(record: Mapping[str, Any], where: str) -> float | None:
     """Requests per second offered; None for all at once ("inf") or a trace's own times."""
     value = record.get("request_rate")
@@ -113,13 +153,15 @@ def _serving(record: Mapping[str, Any], where: str, tool: str) -> Measured:
             f"{where}: {completed:,} requests with {inputs:,.0f} prompt and {outputs:,.0f} output tokens: below one each"
         )
     concurrency = _number(record, "max_concurrency", where, needed=False, least=1)
+    _number(record, "duration", where, needed=False, least=1e-9)
+    at_once = concurrency is None and _at_once(record)
     return Measured(
         tool, where, SERVING, _text(record, "model_id", "model", "model_path"), _text(record, "gpu"),
         _text(record, "backend", "endpoint_type"),
         inputs / completed, outputs / completed, 0,
         None if concurrency is None else int(concurrency), _rate(record, where), completed,
         _milliseconds(record, "mean_ttft_ms", where), _milliseconds(record, "p99_ttft_ms", where),
-        _milliseconds(record, "mean_tpot_ms", where), _number(record, "output_throughput", where, needed=False),
+        _milliseconds(record, "mean_tpot_ms", where), _number(record, "output_throughput", where, needed=False), at_once,
     )  # fmt: skip
 
 
@@ -136,6 +178,7 @@ def _phase(record: Mapping[str, Any], where: str, prompt: int, generated: int, d
         "llama-bench", where, PROMPT if prompt else GENERATE, _text(record, "model_filename", "model_type", "model"),
         _text(record, "gpu_info"), _text(record, "backends", "backend"), prompt, generated, depth, 1, None, None,
         prompt / speed if prompt else None, None, 1 / speed if generated else None, speed,
+        False, *file_type(_text(record, "model_type", "model")), _size(record),
     )  # fmt: skip
 
 

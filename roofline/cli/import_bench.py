@@ -24,8 +24,36 @@ ENGINES = {"vllm bench serve": "vllm", "sglang bench_serving": "sglang", "llama-
 METRICS = ("ttft_s", "tpot_s", "output_tok_per_s")
 SUFFIXES = ("-instruct", "-chat", "-it", "-fp8", "-awq")
 DEFAULT_BUDGET = 8192
+MOST_AT_ONCE = 100_000
+"""Requests at once that are simulated."""
+SAME_SIZE = 0.1
+"""By how much of its size a model may differ from the one that a file states."""
 
 Record = dict[str, Any]
+
+
+def _format(row: Measured, model: Model) -> Model:
+    """The model in the format of weights that a row states. Raises InputError for one that is not known here."""
+    from roofline.edits import apply, dtype
+    from roofline.planner.setups import stored_formats
+
+    if not row.weights or row.weights.removeprefix("gguf-") == stored_formats(model)[0]:
+        return model
+    try:
+        return apply(model, [dtype(row.weights)])
+    except InputError as error:
+        raise InputError(f"dtype: {row.where} states weights in {row.stated}; give their format with --dtype ({error})") from None
+
+
+def _contradiction(row: Measured, model: Model) -> str:
+    """How the file's size of the model differs from that of the model that is predicted, "" where it does not."""
+    from roofline.units import capacity
+
+    needed = float(model.weight_bytes)
+    if row.weight_bytes is None or abs(needed / row.weight_bytes - 1) <= SAME_SIZE:
+        return ""
+    stated = f"{capacity(row.weight_bytes)}{' in ' + row.stated if row.stated else ''}"
+    return f"{row.where} states a model of {stated}, and {model.name} as predicted has {capacity(needed)}: is it the same?"
 
 
 def _model(name: str | None, rows: Sequence[Measured], edits: Chosen) -> Model:
@@ -69,6 +97,8 @@ def _serving(row: Measured, setup: Setup, budget: int) -> Record:
             "ttft_s": found.ttft_s, "tpot_s": found.tpot_s, "output_tok_per_s": found.output_tok_per_s * dp,
             "concurrency": row.concurrency,
         }  # fmt: skip
+    if row.at_once:
+        return _at_once(row, setup, budget)
     if row.rate is None:
         raise InputError(
             f"{row.where}: the file states neither max_concurrency nor a finite request_rate, so the load is not known"
@@ -84,6 +114,27 @@ def _serving(row: Measured, setup: Setup, budget: int) -> Record:
         return {}
     served = min(row.rate, sized.rate * dp)
     return {"ttft_s": sized.ttft_s, "tpot_s": sized.tpot_s, "output_tok_per_s": served * load.osl, "concurrency": low * dp}
+
+
+def _at_once(row: Measured, setup: Setup, budget: int) -> Record:
+    """What the simulator says of requests of mean lengths that all come at the beginning."""
+    from roofline.allocation import Settings
+    from roofline.serving.lengths import Distribution
+    from roofline.serving.metrics import Result
+    from roofline.serving.server import make_server
+    from roofline.serving.workload import synthetic
+
+    number = min(row.requests or 1, MOST_AT_ONCE)
+    prompt, output = (Distribution("constant", length, length) for length in (max(1, round(row.isl)), max(1, round(row.osl))))
+    load = synthetic(number, prompt, output, concurrency=number)
+    asked = Settings(max_model_len=setup.longest, batched_tokens=budget) if setup.paged else Settings(max_model_len=setup.longest)
+    server = make_server(setup.deployment, load, engine=setup.engine if setup.paged else None, settings=asked)
+    found = Result(server.serve(load), gpus=server.gpus)
+    tpot = found.tpot_s
+    return {
+        "ttft_s": float(found.ttft_s.mean()), "tpot_s": float(tpot.mean()) if len(tpot) else None,
+        "output_tok_per_s": int(load.output.sum()) / found.span_s, "concurrency": number,
+    }  # fmt: skip
 
 
 def _phase(row: Measured, setup: Setup) -> Record:
@@ -106,13 +157,17 @@ def _record(row: Measured, setup: Setup, budget: int) -> Record:
         "schema": 1, "where": row.where, "tool": row.tool, "kind": row.kind, "model": setup.variant.model.name,
         "gpu": setup.accelerator.id, "gpus": setup.gpus, "mesh": setup.mesh.flags, "engine": setup.engine.id,
         "input_tokens": row.isl, "output_tokens": row.osl, "context_tokens": row.context,
-        "concurrency": row.concurrency, "request_rate": row.rate, "predicted_concurrency": predicted.get("concurrency"),
+        "concurrency": row.concurrency, "at_once": row.at_once, "request_rate": row.rate, "dtype": setup.variant.weights, "predicted_concurrency": predicted.get("concurrency"),
     }  # fmt: skip
     for name in METRICS:
         measured, found = getattr(row, name), predicted.get(name)
         record[f"measured_{name}"], record[f"predicted_{name}"] = measured, found
         record[f"error_{name}"] = found / measured - 1 if measured and found else None
     return {**record, "provenance": setup.times.provenance, "notes": list(setup.notes)}
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _cells(records: Sequence[Record]) -> Cells:
@@ -131,7 +186,15 @@ def _cells(records: Sequence[Record]) -> Cells:
         headers += [f"{name}\nmeasured", f"{name}\npredicted", "error"]
     rows = []
     for r in records:
-        load = f"{r['concurrency']:,} users" if r["concurrency"] else f"{r['request_rate']:g}/s" if r["request_rate"] else "-"
+        load = (
+            f"{r['predicted_concurrency']:,} at once"
+            if r["at_once"]
+            else _number(r["concurrency"], "user")
+            if r["concurrency"]
+            else f"{r['request_rate']:g}/s"
+            if r["request_rate"]
+            else "-"
+        )
         cells = [cell for name in METRICS for cell in pair(r, name)]
         rows.append([r["where"], load, count(float(r["input_tokens"])), count(float(r["output_tokens"])), *cells])
     return headers, rows
@@ -191,13 +254,22 @@ def import_bench(
     profile.check(chips[0])
     mesh = found[0] or Mesh()
     longest = max(round(row.isl + row.osl) + row.context for row in rows)
-    deployment = ShardedDeployment(loaded, chips[0], mesh=mesh)
-    setup = Setup(Variant(loaded, *stored_formats(loaded)), chips[0], mesh, profile, longest, deployment)
-    records = [_record(row, setup, tokens) for row in rows]
+    named = "dtype" in edits.values
+    made: dict[str, Setup] = {}
+    for row in rows:
+        if row.weights not in made:
+            one = loaded if named else _format(row, loaded)
+            deployment = ShardedDeployment(one, chips[0], mesh=mesh)
+            made[row.weights] = Setup(Variant(one, *stored_formats(one)), chips[0], mesh, profile, longest, deployment)
+    records = [_record(row, made[row.weights], tokens) for row in rows]
+    setup = made[rows[0].weights]
+    doubts = [doubt for row in rows if (doubt := _contradiction(row, made[row.weights].variant.model))]
+    words = {row.stated: row.weights for row in rows if row.weights}
+    stated = [] if named else [f"weights in {name}, as the file states ({text})" for text, name in words.items()]
     where = f"{mesh.ranks} x {chips[0].id}" if mesh.ranks > 1 else chips[0].id
-    out.note(out.paint(f"{loaded.name} on {where} under {profile.name}: {rows[0].tool}, {len(rows)} runs", "bold"), "")
+    out.note(out.paint(f"{loaded.name} on {where} under {profile.name}: {rows[0].tool}, {_number(len(rows), 'run')}", "bold"), "")
     out.records(records, lambda: _cells(records))
-    out.note("", *(f"assumes: {note}" for note in setup.notes))
+    out.note("", *doubts, *(f"assumes: {note}" for note in dict.fromkeys([*stated, *setup.notes])))
     if setup.times.provenance == "datasheet":
         out.note("predicted times are lower bounds: errors below zero are expected, one above zero is a finding")
     return 0

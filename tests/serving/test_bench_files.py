@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import string
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from roofline import InputError
-from roofline.bench_files import read_bench
+from roofline.bench_files import file_type, read_bench
 
 VLLM = {
     "date": "20260801-101010", "backend": "vllm", "model_id": "meta-llama/Llama-3.1-8B", "tokenizer_id": "x", "num_prompts": 320,
@@ -222,13 +223,57 @@ def test_a_rate_and_one_phase_alone_are_predicted_too(write, cli):
     assert generate["notes"]
 
 
+def test_the_format_that_llama_bench_states_is_that_of_the_prediction(write, cli):
+    arguments = ("--gpu", "rtx-3090", "--model", "llama-3-8b")
+    for text in (MARKDOWN, json.dumps([LLAMA]), CSV):
+        answer = cli("import-bench", write(text), *arguments, "-o", "json")
+        generate = answer.records[-1]
+        assert generate["dtype"] == "q4_k"
+        named = cli("import-bench", write(text), *arguments, "--dtype", "q4_k_m", "-o", "json").records[-1]
+        assert generate["predicted_tpot_s"] == named["predicted_tpot_s"]
+    told = cli("import-bench", write(MARKDOWN), *arguments).out
+    assert "weights in q4_k_m, as the file states (Q4_K - Medium)" in told
+    wrong = cli("import-bench", write(MARKDOWN), *arguments, "--dtype", "bf16").out
+    assert "states a model of 4.58 GiB in Q4_K - Medium, and llama-3-8b as predicted has 14.96 GiB" in wrong
+    strange = json.dumps({**LLAMA, "model_type": "llama 8B IQ2_M - 2.7 bpw"})
+    refused = cli("import-bench", write(strange), *arguments)
+    assert refused.code == 2
+    assert "states weights in IQ2_M - 2.7 bpw; give their format with --dtype" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("llama 8B Q4_K - Medium", "q4_k_m"), ("llama 70B Q5_K - Small", "q5_k_s"), ("qwen3 8B Q2_K - Medium", "q2_k"),
+        ("llama 8B Q6_K", "q6_k"), ("gemma3 4B F16", "fp16"), ("gpt-oss 20B MXFP4 MoE", "gguf-mxfp4"), ("llama 8B BF16", "bf16"),
+        ("llama 7B all F32", "fp32"), ("llama 8B IQ4_XS - 4.25 bpw", "iq4_xs"), ("llama 8B Q8_0 (guessed)", "q8_0"),
+        ("llama-3-8b.gguf", ""),
+    ],
+)  # fmt: skip
+def test_words_of_llama_cpp_for_a_format(text, name):
+    assert file_type(text)[0] == name
+
+
+@pytest.mark.parametrize("rate", ["inf", math.inf])
+def test_a_run_without_a_rate_sends_everything_at_once(write, cli, rate):
+    """Both clients' default: 320 requests at the beginning, served as memory and batch admit them."""
+    record = {**VLLM, "request_rate": rate, "max_concurrency": None}
+    (one,) = cli("import-bench", write(json.dumps(record)), "--gpu", "h100-sxm", "-o", "json").records
+    assert (one["at_once"], one["predicted_concurrency"], one["concurrency"]) == (True, 320, None)
+    (few,) = cli("import-bench", write(json.dumps(VLLM)), "--gpu", "h100-sxm", "-o", "json").records
+    assert one["predicted_ttft_s"] > 5 * few["predicted_ttft_s"]
+    assert one["predicted_output_tok_per_s"] > few["predicted_output_tok_per_s"]
+    assert "320 at once" in cli("import-bench", write(json.dumps(record)), "--gpu", "h100-sxm").out
+
+
 @pytest.mark.parametrize(
     ("record", "arguments", "text"),
     [
         ({**VLLM, "model_id": "nobody/nothing"}, ("--gpu", "h100-sxm"), "name the model with --model"),
         ({**VLLM, "model_id": ""}, ("--gpu", "h100-sxm"), "does not say which model"),
         (VLLM, (), "gpu: say which"), (VLLM, ("--gpu", "h100-sxm,h200-sxm"), "one kind of GPU"),
-        ({**VLLM, "max_concurrency": None}, ("--gpu", "h100-sxm"), "load is not known"),
+        ({**VLLM, "max_concurrency": None, "request_rate": "trace"}, ("--gpu", "h100-sxm"), "load is not known"),
+        ({**VLLM, "duration": 0}, ("--gpu", "h100-sxm"), "duration is '0'"),
         (VLLM, ("--gpu", "h100-sxm", "--dtype", "fp8,int8"), "one set of formats"),
     ],
 )  # fmt: skip
