@@ -29,7 +29,8 @@ MOST_ROWS = 10_000
 PROMPT, GENERATE = "prompt", "generate"
 SERVING = "serving"
 STATED = re.compile(
-    r"(all F32|B?F16|(?:I?Q|TQ)\d_\w+|MXFP4 MoE|NVFP4)(?: - (Extra small|Small|Medium|Large))?(?: - [\d.]+ bpw.*)?(?: \(guessed\))?$"
+    r"(all F32|B?F16|(?:I?Q|TQ)\d_\w+|MXFP4 MoE|NVFP4)"
+    r"(?: - (Extra small|Small|Medium|Large))?(?: - [\d.]+ bpw.*)?(?: \(guessed\))?$"
 )
 """How llama.cpp ends the description of a model: its file type (src/llama-model-loader.cpp, llama_model_ftype_name)."""
 NAMED = {"all f32": "fp32", "f16": "fp16", "mxfp4 moe": "gguf-mxfp4", "nvfp4": "gguf-nvfp4"}
@@ -109,7 +110,7 @@ def _at_once(record: Mapping[str, Any]) -> bool:
 
 
 def file_type(text: str) -> tuple[str, str]:
-    """(format, the words that say it) of the weights in a description by llama.cpp such as "llama 8B Q4_K - Medium"; "" for none."""
+    """(format, the words that say it) of the weights in llama.cpp's description, as "llama 8B Q4_K - Medium"; "" for none."""
     match = STATED.search(text.strip())
     if match is None:
         return "", ""

@@ -157,7 +157,8 @@ def _record(row: Measured, setup: Setup, budget: int) -> Record:
         "schema": 1, "where": row.where, "tool": row.tool, "kind": row.kind, "model": setup.variant.model.name,
         "gpu": setup.accelerator.id, "gpus": setup.gpus, "mesh": setup.mesh.flags, "engine": setup.engine.id,
         "input_tokens": row.isl, "output_tokens": row.osl, "context_tokens": row.context,
-        "concurrency": row.concurrency, "at_once": row.at_once, "request_rate": row.rate, "dtype": setup.variant.weights, "predicted_concurrency": predicted.get("concurrency"),
+        "concurrency": row.concurrency, "at_once": row.at_once, "request_rate": row.rate,
+        "dtype": setup.variant.weights, "predicted_concurrency": predicted.get("concurrency"),
     }  # fmt: skip
     for name in METRICS:
         measured, found = getattr(row, name), predicted.get(name)

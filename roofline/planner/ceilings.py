@@ -1,7 +1,7 @@
 """What binds a deployment, as named ceilings in users: how many it could serve at once if only that one limit held.
 
 A stream's ceiling is the number of users at which it alone (memory traffic, arithmetic, a link) takes the whole time per
-output token that the objective allows: that of a decode step, and of the prompts that share the device with it. Stream
+output token that the objective allows: that of a decode step, and what the prompts that share the device add to it. Stream
 times are the datasheet's; what calibrated step times add to the bound is the ceiling "launch and host".
 """
 
@@ -16,6 +16,8 @@ from roofline.serving.steps import BoundSteps, StepShape
 
 NAMES = {"memory": "memory bandwidth", "compute": "compute", "vector": "elementwise units"}
 MOST_USERS = 2**16
+MANY = 32
+"""Prompts at once beyond which one more reads no weights that the others do not."""
 GRID = 241
 
 
@@ -56,16 +58,37 @@ def _last(sequences: Any, seconds: Any, limit: float) -> int | None:
     return low + int((high - low) * (limit - a) / (b - a)) if b > a else low
 
 
+def _prompt(plan: Plan, load: Workload) -> dict[str, float]:
+    """Seconds of each stream that a prompt adds to an instance that decodes; nothing where other instances prefill.
+
+    Where prompts ride in decode steps, those read the weights anyway: a prompt adds what one more of many takes. Where decodes
+    wait, prompts read them on their own, as many at once as the token budget holds.
+    """
+    if plan.prefill is not None:
+        return {}
+    setup, dp = plan.setup, plan.setup.mesh.dp
+
+    def together(prompts: int) -> dict[str, float]:
+        streams = setup.deployment.prefill(dp * prompts, load.isl).timing.streams
+        return {name: float(seconds) for name, seconds in streams.items()}
+
+    if setup.stalls:
+        group = max(1, plan.budget // load.isl)
+        return {name: seconds / group for name, seconds in together(group).items()}
+    few, many = together(MANY), together(2 * MANY)
+    return {name: (seconds - few[name]) / MANY for name, seconds in many.items()}
+
+
 def _streams(plan: Plan, load: Workload, limit: float) -> list[Ceiling]:
     setup = plan.setup
     dp, instances = setup.mesh.dp, plan.instances
     sequences = _grid()
     context = load.isl + load.osl // 2
     step = setup.deployment.decode(sequences * dp, context * (sequences / sequences)).timing.streams
-    prompt = {} if plan.prefill else setup.deployment.prefill(dp, load.isl).timing.streams
+    prompt = _prompt(plan, load)
     found = []
     for name, seconds in step.items():
-        share = sequences / load.osl * float(prompt.get(name, 0.0))
+        share = sequences / load.osl * prompt.get(name, 0.0)
         last = _last(sequences, seconds + share, limit)
         note = "a decode step and its share of prompts" if prompt else "a decode step"
         found.append(Ceiling(NAMES.get(name, f"link {name}"), None if last is None else last * dp * instances, note))
@@ -77,8 +100,8 @@ def busiest(plan: Plan, load: Workload) -> str:
     setup, sequences = plan.setup, plan.sized.sequences
     dp = setup.mesh.dp
     step = setup.deployment.decode(sequences * dp, load.isl + load.osl // 2).timing.streams
-    prompt = {} if plan.prefill else setup.deployment.prefill(dp, load.isl).timing.streams
-    seconds = {name: float(value) + sequences / load.osl * float(prompt.get(name, 0.0)) for name, value in step.items()}
+    prompt = _prompt(plan, load)
+    seconds = {name: float(value) + sequences / load.osl * prompt.get(name, 0.0) for name, value in step.items()}
     name = max(seconds, key=seconds.__getitem__)
     return NAMES.get(name, f"link {name}")
 

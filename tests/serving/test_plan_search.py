@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 
 from roofline import InputError, load_accelerator, load_model
 from roofline.engines.profile import load_engine
+from roofline.parallel.mesh import Mesh
+from roofline.planner.ceilings import ceilings
 from roofline.planner.choose import choose, kind
 from roofline.planner.disaggregate import disaggregated, prompt_seconds, transfer_seconds
 from roofline.planner.fleet import Fleet, compare, forward_per_token
 from roofline.planner.prices import rent
 from roofline.planner.search import Found, Plan, cost, per_token, search, settled
 from roofline.planner.sensitivity import label, sensitivity
-from roofline.planner.setups import Setup, setups, variants
+from roofline.planner.setups import Setup, Variant, setups, stored_formats, variants
 from roofline.planner.sizing import Drafting, size
 from roofline.planner.verify import Verdict, simulate
 from roofline.planner.workload import Objective, Workload
+from roofline.sharded import ShardedDeployment
 
 GPUS = ("h100-sxm", "l40s")
 RENTS = {name: rent(load_accelerator(name), {"h100-sxm": 3.0, "l40s": 1.0}) for name in GPUS}
@@ -216,6 +219,30 @@ def test_what_flips_the_choice_is_asked_of_the_deployment_that_is_recommended():
     assert not any(flip.flips_at == flip.nominal for flip in found)
     refuted = label(plans[0])
     assert all(flip.to != refuted for flip in found if not flip.assumption.startswith("price"))
+
+
+@pytest.mark.parametrize(("name", "mesh", "isl"), [("qwen3-30b-a3b", Mesh(2, 1, 1, 2), 500), ("llama-3.1-8b", Mesh(), 2000)])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_no_stream_s_ceiling_lies_below_that_of_everything_together(name, mesh, isl, engine):
+    """A step reads the weights once, for its decodes and its prompts."""
+    model, gpu, load, objective = (
+        load_model(name),
+        load_accelerator("h100-sxm"),
+        Workload(isl, 50, rate=1.0),
+        Objective(5.0, 0.02),
+    )
+    one = Setup(
+        Variant(model, *stored_formats(model)), gpu, mesh, load_engine(engine), load.length,
+        ShardedDeployment(model, gpu, mesh=mesh), True,
+    )  # fmt: skip
+    plan = max(search([one], load, objective, {}, 2).plans, key=lambda plan: plan.budget)
+    users = {limit.name: limit.users or 10**9 for limit in ceilings(plan, load, objective)}
+    streams = [users[stream] for stream in ("memory bandwidth", "compute")]
+    assert users["TPOT limit"] <= 1.02 * min(streams)
+    whole = float(one.deployment.prefill(1, isl).timing.memory)
+    alone = float(one.deployment.decode(1, isl).timing.memory)
+    if engine == "vllm":
+        assert users["memory bandwidth"] > objective.tpot / (alone + whole / load.osl)
 
 
 def test_a_fleet_is_tokens_over_what_instances_make():
