@@ -29,11 +29,10 @@ from typing import Any
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import numpy as np
-import torch
 import triton.language as tl
 from triton.runtime import interpreter as interpreter_module
 
-from roofline.errors import RooflineError
+from roofline.validate.rounding import HarnessError, as_bf16, casting, converting, decoded, is_bf16
 
 interpreter: Any = interpreter_module
 
@@ -41,20 +40,17 @@ SPECIAL = ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "precise_sqrt", "
 """Operations of the special-function unit."""
 BINARY = ("fadd", "fsub", "fmul", "fdiv", "precise_divf", "frem", "minimumf", "maximumf", "maxnumf")
 COMPARISONS = tuple(f"fcmp{order}{test}" for order in "OU" for test in ("LT", "GT", "LE", "GE", "EQ", "NE"))
-OTHER = ("fma", "clampf", "select")
+OTHER = ("fma", "clampf", "select", "fabs", "floor", "ceil", "minnumf")
+NEWER = ("fneg",)
+"""Operations that not every triton has."""
 ELEMENTWISE = (*SPECIAL, *BINARY, *COMPARISONS, *OTHER)
 
 BUILDER_HOOKS = (
     "create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_dot", "cast_impl",
     "create_barrier", "set_grid_idx", *(f"create_{name}" for name in ELEMENTWISE),
 )  # fmt: skip
-FP8 = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
 COUNTERS = {"read": "read", "write": "written", "atomic": "atomic"}
 """Kind of access -> the counter that it adds to."""
-
-
-class HarnessError(RooflineError):
-    """The counting interpreter does not fit the installed triton."""
 
 
 class OutOfBounds(IndexError):
@@ -243,74 +239,13 @@ class _Watch:
             mine.lane[offsets + byte] = lane
 
 
-def _decoded(handle: Any) -> Any:
-    """A bfloat16 handle (raw bits) as float32; any other as it is."""
-    if hasattr(handle, "dtype") and handle.dtype.scalar == tl.bfloat16:
-        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-    return handle
-
-
-def _encoded(values: Any) -> Any:
-    """float32 as bfloat16 bits, rounded to nearest even."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded).reshape(np.shape(values))
-
-
-def _bf16(values: Any) -> Any:
-    return interpreter.TensorHandle(_encoded(values), tl.bfloat16)
-
-
-def _is_bf16(handle: Any) -> bool:
-    return hasattr(handle, "dtype") and handle.dtype.scalar == tl.bfloat16
-
-
-def _convert(convert_float: Any) -> Any:
-    """Casts between float types: to and from 8 bits as torch casts them, to bfloat16 rounded to nearest even."""
-
-    def convert(values: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if source == tl.float32 and target == tl.bfloat16:
-            return _encoded(values)
-        source8, target8 = FP8.get(str(source)), FP8.get(str(target))
-        if source8 is not None:
-            bits = torch.from_numpy(np.ascontiguousarray(values).view(np.uint8)).view(source8)
-            values, source = bits.to(torch.float32).numpy(), tl.float32
-        if target8 is not None and source in (tl.float32, tl.float16):
-            cast = torch.from_numpy(np.ascontiguousarray(values)).to(target8)
-            return cast.view(torch.uint8).numpy().reshape(np.shape(values))
-        if source8 is not None:
-            if target == tl.bfloat16:
-                return _encoded(values)
-            wide = values.astype(np.float32 if target == tl.float32 else np.float16)
-            return wide.view(np.uint32 if target == tl.float32 else np.uint16)
-        return convert_float(values, source, target, rounding)
-
-    return convert
-
-
-def _cast(cast_impl: Any) -> Any:
-    """Casts between integers and bfloat16 through float32."""
-
-    def cast(self: Any, source: Any, target: Any) -> Any:
-        from_type, to_type = source.dtype.scalar, target.scalar
-        if str(from_type) in FP8 or str(to_type) in FP8:
-            raise HarnessError(f"the interpreter cannot cast {from_type} to {to_type}; cast through fp32")
-        if from_type == tl.bfloat16 and to_type != tl.float32:
-            return cast_impl(self, _decoded(source), target)
-        if to_type == tl.bfloat16 and from_type != tl.float32:
-            return _bf16(source.data.astype(np.float32))
-        return cast_impl(self, source, target)
-
-    return cast
-
-
 def _elementwise(watch: _Watch, name: str, method: Any) -> Any:
     """Counts an elementwise operation and computes it in float32 for bfloat16."""
 
     def operation(self: Any, *operands: Any, **options: Any) -> Any:
-        if name != "select" and any(_is_bf16(operand) for operand in operands):
-            result = method(self, *(_decoded(operand) for operand in operands), **options)
-            result = result if name in COMPARISONS else _bf16(result.data)
+        if name != "select" and any(is_bf16(operand) for operand in operands):
+            result = method(self, *(decoded(operand) for operand in operands), **options)
+            result = result if name in COMPARISONS else as_bf16(result.data)
         else:
             result = method(self, *operands, **options)
         watch.add("operations", name, result.data.size)
@@ -329,9 +264,18 @@ def _dot(watch: _Watch, method: Any) -> Any:
         if a.dtype.scalar == tl.int8:
             product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)).astype(np.int32)
             return interpreter.TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
-        return method(self, _decoded(a), _decoded(b), accumulator, *rest, **options)
+        return method(self, decoded(a), decoded(b), accumulator, *rest, **options)
 
     return dot
+
+
+def _refused(what: str) -> Any:
+    """An operation that would not be counted."""
+
+    def refuse(self: Any, *operands: Any, **options: Any) -> Any:
+        raise HarnessError(f"{what} is not counted: say what it multiplies, and hook it")
+
+    return refuse
 
 
 def _folded(watch: _Watch, kind: str, method: Any) -> Any:
@@ -339,11 +283,11 @@ def _folded(watch: _Watch, kind: str, method: Any) -> Any:
 
     def folded(self: Any, operands: Any) -> Any:
         watch.increase(kind, operands[0].handle.data.size)
-        if not any(_is_bf16(operand.handle) for operand in operands):
+        if not any(is_bf16(operand.handle) for operand in operands):
             return method(self, operands)
         if len(operands) != 1:
             raise HarnessError(f"{kind}: a fold over several bfloat16 operands; cast them to fp32 first")
-        wide = _decoded(operands[0].handle)
+        wide = decoded(operands[0].handle)
         block = tl.block_type(tl.float32, list(wide.data.shape))
         result = method(self, (tl.core.tensor(wide, block),))
         result = result[0] if isinstance(result, (list, tuple)) else result
@@ -351,7 +295,7 @@ def _folded(watch: _Watch, kind: str, method: Any) -> Any:
             return result
         data = result.handle.data
         narrow = tl.block_type(tl.bfloat16, list(data.shape)) if result.type.is_block() else tl.bfloat16
-        return tl.core.tensor(_bf16(data), narrow)
+        return tl.core.tensor(as_bf16(data), narrow)
 
     return folded
 
@@ -423,17 +367,19 @@ def counting() -> Iterator[Counts]:
         ("create_atomic_rmw", "atomic", 3), ("create_atomic_cas", "atomic", None),
     ):  # fmt: skip
         replace(builder, name, accessing(kind, original[name], mask_at))
-    for name in ELEMENTWISE:
+    for name in (*ELEMENTWISE, *(name for name in NEWER if f"create_{name}" in original)):
         replace(builder, f"create_{name}", _elementwise(watch, name, original[f"create_{name}"]))
     replace(builder, "set_grid_idx", begin)
     replace(builder, "create_barrier", barrier)
     replace(builder, "create_dot", _dot(watch, original["create_dot"]))
-    replace(builder, "cast_impl", _cast(original["cast_impl"]))
-    replace(builder, "get_bf16", lambda self, value: _bf16(np.array([value], dtype=np.float32)))
+    if "create_dot_scaled" in original:
+        replace(builder, "create_dot_scaled", _refused("tl.dot_scaled"))
+    replace(builder, "cast_impl", casting(original["cast_impl"]))
+    replace(builder, "get_bf16", lambda self, value: as_bf16(np.array([value], dtype=np.float32)))
     for owner, kind in ((interpreter.ReduceOps, "reduced"), (interpreter.ScanOps, "scanned")):
         replace(owner, "apply_impl", _folded(watch, kind, owner.apply_impl))
     replace(interpreter.GridExecutor, "_init_args_hst", arguments)
-    replace(interpreter, "_convert_float", _convert(interpreter._convert_float))
+    replace(interpreter, "_convert_float", converting(interpreter._convert_float))
     replace(interpreter, "_patch_lang_tensor", patched)
     try:
         with np.errstate(all="ignore"):  # a GPU has no floating-point warnings

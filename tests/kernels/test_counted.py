@@ -8,8 +8,9 @@ pytest.importorskip("triton")
 
 import torch
 
-from roofline.validate.counted import HarnessError, counting, interpreter
+from roofline.validate.counted import counting, interpreter
 from roofline.validate.counted_check import check
+from roofline.validate.rounding import HarnessError
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -25,6 +26,12 @@ def copy_kernel(source, target, N, BLOCK: tl.constexpr, EXTRA: tl.constexpr):
 def scale_kernel(source, target, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(target + at, (tl.exp2(tl.load(source + at)) * 2.0 + 0.5).to(target.dtype.element_ty))
+
+
+@triton.jit
+def cast_kernel(source, target, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at).to(target.dtype.element_ty))
 
 
 @triton.jit
@@ -95,6 +102,16 @@ def test_casts_round_to_nearest_even(dtype: torch.dtype) -> None:
     assert torch.equal(target.float(), (torch.exp2(source) * 2.0 + 0.5).to(dtype).float())
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_what_is_too_large_for_eight_bits_becomes_the_largest(dtype: torch.dtype) -> None:
+    source = torch.tensor([1e4, 6e4, -1e30, float("inf")] * 4)
+    target, largest = torch.empty(16, dtype=dtype), torch.finfo(dtype).max
+    with counting():
+        cast_kernel[(1,)](source, target, 16)
+    assert torch.equal(target.float(), source.clamp(-largest, largest).to(dtype).float())
+    assert bool(target.float().isfinite().all())
+
+
 def test_bfloat16_arithmetic_is_that_of_bfloat16() -> None:
     source, target = torch.linspace(-3, 3, 512).to(torch.bfloat16), torch.empty(512, dtype=torch.bfloat16)
     with counting():
@@ -122,3 +139,24 @@ def test_hooks_are_gone_after_the_block_even_when_it_fails() -> None:
     with pytest.raises(ZeroDivisionError), counting():
         raise ZeroDivisionError
     assert dict(vars(interpreter.InterpreterBuilder)) == before
+
+
+def test_an_operation_that_nobody_has_looked_at_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_tan", lambda self, x: x, raising=False)
+    with pytest.raises(HarnessError, match=r"operations without a hook: \['tan'\]"):
+        check()
+
+
+def test_bfloat16_whose_raw_bits_are_subtracted_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    from roofline.validate import counted
+
+    negate, hook = "fneg" if "create_fneg" in vars(interpreter.InterpreterBuilder) else "fsub", counted._elementwise
+    monkeypatch.setattr(counted, "_elementwise", lambda watch, of, method: method if of == negate else hook(watch, of, method))
+    with pytest.raises(HarnessError, match="bf16 signs"):
+        check()
+
+
+def test_a_scaled_dot_is_refused_where_triton_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot_scaled", lambda self: None, raising=False)
+    with counting(), pytest.raises(HarnessError, match="dot_scaled is not counted"):
+        interpreter.InterpreterBuilder.create_dot_scaled(None)
