@@ -106,6 +106,7 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
         "sensitivity": [flip.to_dict() for flip in details.flips] if rank == 1 else None,
         "launch": launch_records(details.launch) if rank == 1 else None,
         "provenance": plan.setup.times.provenance,
+        "outside_calibrated_range": _outside(plan),
         "notes": list(plan.setup.notes),
         "assumes": assumes(answer),
         "not_modelled": NOT_MODELLED.split(", "),
@@ -147,6 +148,17 @@ def assumes(answer: Answer) -> list[str]:
     return [*lines, POWER]
 
 
+def _outside(plan: Plan) -> list[str]:
+    """How the deployment leaves the range that its step times are calibrated in; nothing where it does not."""
+    parts = [plan] if plan.prefill is None else [plan, plan.prefill]
+    return list(dict.fromkeys(line for part in parts for line in getattr(part.setup.times, "outside", ())))
+
+
+def _kind(plan: Plan) -> str:
+    """What the step times are worth, in a word."""
+    return "extrapolated" if _outside(plan) else plan.setup.times.provenance
+
+
 def _cells(choices: Sequence[Choice], load: Workload, percentile: float) -> Cells:
     from roofline.units import count, latency
 
@@ -166,7 +178,7 @@ def _cells(choices: Sequence[Choice], load: Workload, percentile: float) -> Cell
             latency(choice.verdict.ttft_high_s), latency(choice.verdict.tpot_s), count(rates["output_tok_per_s"]),
             count(rates["output_tok_per_s_per_user"] or 0.0), count(rates["output_tok_per_s_per_gpu"]),
             money(rates["usd_per_hour"]), money(rates["usd_per_mtok_output"]), "-" if joule is None else f"{joule:.3g}",
-            plan.setup.times.provenance,
+            _kind(plan),
         ])  # fmt: skip
     return headers, rows
 

@@ -107,9 +107,9 @@ def serving_of(engine: str) -> Serving:
 
 
 def error_of(engine: str, experts: bool, metric: str = "tpot") -> float | None:
-    """Mean absolute error on models that the fit has not seen, as a fraction; None where nothing is known."""
+    """Mean absolute error on models or GPUs that the fit has not seen, as a fraction; None where nothing is known."""
     if (plain := plain_of(engine)) is not None:
-        return plain.error
+        return plain.error if metric == "tpot" else None
     group = "moe" if experts else "dense"
     for entry in fitted().get("error", ()):
         if (entry["metric"], entry["engine"], entry["group"]) == (metric, engine, group):

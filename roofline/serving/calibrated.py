@@ -140,6 +140,7 @@ class ExpectedSteps:
 
     Attributes:
         error: mean absolute error per token on models that the fit had not seen, as a fraction; None where unknown.
+        first_error: that of the time to first token, on models or GPUs that the fit had not seen.
         notes: what the times rest on. outside: how the deployment leaves the calibrated range, nothing where it does not.
 
     Raises UnsupportedModel naming a component or kernel without constants, or an engine without them.
@@ -159,7 +160,7 @@ class ExpectedSteps:
         stored = model.params_by_format
         formats = {storage(fmt) for fmt, elements in stored.items() if elements > SMALL * sum(stored.values())}
         number = 1 if mesh is None else mesh.ranks
-        self.error = error_of(engine, experts)
+        self.error, self.first_error = error_of(engine, experts), error_of(engine, experts, "ttft")
         said = outside(engine, accelerator.id, number, len(model.layers), formats)
         if not accelerator.calibration and plain_of(engine) is None:
             said = (*said, f"{accelerator.id} has no kernels of its own: those of {DEFAULT_BASE} with the datasheet swapped")
@@ -167,7 +168,14 @@ class ExpectedSteps:
         if len(stages) > 1:
             said = (*said, f"pipeline stages are outside the calibrated range of {engine}")
         mean = "" if self.error is None else f"; mean error on models it has not seen {100 * self.error:.0f} % per token"
-        self.notes: tuple[str, ...] = (f"step times are calibrated to {engine} servers{measured_versions(engine)}{mean}", *said)
+        if self.first_error is not None:
+            mean += f", {100 * self.first_error:.0f} % to the first token"
+        elif mean:
+            mean += ", not known to the first token"
+        far = "extrapolated from those " if said else ""
+        inside = ", inside the calibrated range" if said and mean else ""
+        rest = f"step times are {far}calibrated to {engine} servers{measured_versions(engine)}{mean}{inside}"
+        self.notes: tuple[str, ...] = (rest, *said)
         self.outside: tuple[str, ...] = tuple(said)
 
     @property

@@ -166,5 +166,28 @@ def test_a_fleet_against_a_training_run(cli):
 def test_calibrated_times_say_their_error_and_range(cli):
     answer = cli("plan", "llama-3.1-8b", *LENGTHS, "--gpus", "h100-sxm", "--rate", 1, "--max-gpus", 1, "--show", 1, "-o", "json")
     first: Any = answer.records[0]
-    assert first["provenance"] in ("calibrated", "datasheet")
-    assert first["notes"]
+    assert first["provenance"] == "calibrated"
+    assert "32 layers are outside the calibrated range of vllm (36 to 80)" in first["outside_calibrated_range"]
+    assert any(
+        "extrapolated" in note and "11 % to the first token, inside the calibrated range" in note for note in first["notes"]
+    )
+
+
+def test_times_beyond_what_was_measured_are_called_extrapolated(cli):
+    arguments = ("plan", "llama-3.1-70b", *LENGTHS, "--rate", 1, "--dtype", "fp8", "--kv-dtype", "bf16", "--show", 1,
+                 "--no-disaggregation")  # fmt: skip
+    far, near = (cli(*arguments, "--gpus", gpu).out for gpu in ("b200-sxm", "h100-sxm"))
+    assert "  extrapolated" in far
+    assert "  calibrated" in near
+    assert "extrapolated" not in near
+    assert "mean error on models it has not seen 5 % per token, 11 % to the first token" in near
+
+
+def test_an_engine_whose_first_tokens_were_never_measured_says_so():
+    from roofline import Deployment, load_accelerator, load_model
+    from roofline.expected.serving import error_of
+    from roofline.serving.calibrated import ExpectedSteps
+
+    found = ExpectedSteps(Deployment(load_model("qwen3-32b"), load_accelerator("h100-sxm")), "sglang")
+    assert "not known to the first token" in found.notes[0]
+    assert error_of("llamacpp", False, "ttft") is None

@@ -12,7 +12,7 @@ from typing import Any
 
 from roofline.expected.serving import DATA, ENGINE_CONSTANTS, SHARED_CONSTANTS, fitted
 from roofline.validate.serving.fit import Fit
-from roofline.validate.serving.report import Score, data, everything, held_out, lines, refit
+from roofline.validate.serving.report import Score, data, everything, first_tokens, held_out, lines, refit
 from roofline.validate.serving.rows import FILE
 from roofline.validate.serving.runs import Runs
 from roofline.validate.silicon.source import PACKAGE, package_version
@@ -21,7 +21,7 @@ HEAD = """\
 # Constants of whole servers, fitted to measured serving runs with the operators' constants held; `roofline validate
 # calibrate --serving` writes this file. What each constant is, its prior and its bounds: roofline/expected/serving.py.
 """
-SPLIT = "fitted to all rows; errors are those of models that the fit had not seen"
+SPLIT = "fitted to all rows; errors are those of models or GPUs that the fit had not seen"
 
 
 def _range(runs: Runs, engine: str) -> dict[str, Any]:
@@ -64,6 +64,7 @@ def document(found: Fit, runs: Runs, errors: Sequence[Score], date: str) -> str:
     for score in errors:
         group = {None: "dense", "moe": "moe"}[score.model]
         parts += ["", "[[error]]", f'metric = "{score.metric}"', f'engine = "{score.engine}"', f'group = "{group}"']
+        parts += [f'split = "{score.split}"']
         parts += [f"mape = {score.mape:.3f}", f"rows = {score.n}"]
     return "\n".join(parts) + "\n"
 
@@ -74,8 +75,13 @@ def calibrate(target: Path = DATA) -> tuple[Fit, bool]:
     runs = found.fitted
     whole = everything(runs)
     constants = refit(runs, whole)
-    expected = held_out("name")[0]
-    every = lines("tpot", "unseen_model", runs, expected, found.rows, whole)
+    models, gpus = held_out("name"), held_out("gpu")
+    known = (runs.table["family"] == "inferencex").to_numpy()
+    every = [
+        *lines("tpot", "unseen_model", runs, models[0], found.rows, whole),
+        *lines("ttft", "unseen_gpu", runs, gpus[1], found.rows, known & first_tokens(runs)),
+        *lines("ttft", "unseen_model", runs, models[1], found.rows, known & ~first_tokens(runs)),
+    ]
     errors = [score for score in every if score.engine and score.model in (None, "moe")]
     before = target.read_text(encoding="utf-8") if target.is_file() else ""
     if before and before == document(constants, runs, errors, tomllib.loads(before)["date"]):
