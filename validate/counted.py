@@ -254,12 +254,23 @@ def _elementwise(watch: _Watch, name: str, method: Any) -> Any:
     return operation
 
 
+LEAST_INNER = {8: 32}
+"""Bits of an operand -> the fewest elements that a dot multiplies and sums, where they are not 16."""
+
+
+def specialised(value: Any) -> Any:
+    """An argument as the compiler takes it: a whole 1 is a constant."""
+    return tl.constexpr(1) if type(value) is int and value == 1 else value
+
+
 def _dot(watch: _Watch, method: Any) -> Any:
     """Counts a dot; bfloat16 is multiplied in float32, int8 exactly (in float64, whose sums are whole here)."""
 
     def dot(self: Any, a: Any, b: Any, accumulator: Any, *rest: Any, **options: Any) -> Any:
         *batch, rows, inner = a.data.shape
         size = int(np.prod(batch, dtype=np.int64)) * rows * inner * b.data.shape[-1]
+        if inner < LEAST_INNER.get(a.dtype.scalar.primitive_bitwidth, 16):
+            raise HarnessError(f"a dot sums {inner} products of {a.dtype.scalar}: too few to be compiled")
         watch.add("dot", str(a.dtype.scalar), 2 * size)
         if a.dtype.scalar == tl.int8:
             product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)).astype(np.int32)
@@ -354,7 +365,7 @@ def counting() -> Iterator[Counts]:
     def arguments(self: Any, positional: Any, named: Any) -> Any:
         hosted = init(self, positional, named)
         watch.launch(self.fn.__name__, [*zip(self.arg_names, hosted[0], strict=False), *hosted[1].items()])
-        return hosted
+        return [specialised(value) for value in hosted[0]], {name: specialised(value) for name, value in hosted[1].items()}
 
     def patched(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)

@@ -160,3 +160,29 @@ def test_a_scaled_dot_is_refused_where_triton_has_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot_scaled", lambda self: None, raising=False)
     with counting(), pytest.raises(HarnessError, match="dot_scaled is not counted"):
         interpreter.InterpreterBuilder.create_dot_scaled(None)
+
+
+@triton.jit
+def widened_kernel(source, target, N):
+    tl.store(target, tl.load(source) + N.to(tl.float32))
+
+
+@triton.jit
+def short_dot_kernel(x, out, K: tl.constexpr):
+    rows, inner = tl.arange(0, 16), tl.arange(0, K)
+    a = tl.load(x + rows[:, None] * K + inner[None, :])
+    tl.store(out + rows[:, None] * 16 + rows[None, :], tl.dot(a, tl.trans(a), input_precision="ieee"))
+
+
+def test_a_whole_one_is_a_constant_as_it_is_for_the_compiler() -> None:
+    with counting():
+        widened_kernel[(1,)](torch.zeros(1), torch.zeros(1), 2)
+    with pytest.raises(interpreter.InterpreterError, match="'to'"), counting():
+        widened_kernel[(1,)](torch.zeros(1), torch.zeros(1), 1)
+
+
+def test_a_dot_over_too_few_elements_is_refused_as_by_the_compiler() -> None:
+    with counting():
+        short_dot_kernel[(1,)](torch.ones(16, 16), torch.zeros(16, 16), 16)
+    with pytest.raises(interpreter.InterpreterError, match="too few"), counting():
+        short_dot_kernel[(1,)](torch.ones(16, 8), torch.zeros(16, 16), 8)
