@@ -293,7 +293,7 @@ def expected(case: Chunked, tensors: Tensors) -> Expected:
         keys_and_solution, scores_and_values = (K + K + V) * below, (K + V) * triangle
         return 2 * H * (keys_and_solution + scores_and_values + 3 * tokens * K * V)
 
-    return Expected(cost, kernels, dot, per_chunk * H * chunks, needed, solving)
+    return Expected(cost, kernels, dot, per_chunk * H * chunks, needed, solving, 0 if case.dtype == "fp32" else solving["fp32"])
 
 
 CASES = (

@@ -74,6 +74,7 @@ class Expected:
         needed: those among them that the reference needs, counted from shapes and its own mask, never from the component:
             what the component's matrix FLOPs are held against. The rest are edges of tiles and masked pairs.
         added: dot FLOPs that the launch adds in other types, by triton's name (a small system solved in fp32).
+        tf32: FLOPs of fp32 dots, in either, whose operands may be rounded to tf32.
     """
 
     useful: Cost
@@ -82,6 +83,7 @@ class Expected:
     executed: int = 0
     needed: Callable[[], int] = int
     added: Mapping[str, int] = field(default_factory=dict)
+    tf32: int = 0
 
     @property
     def dots(self) -> dict[str, int]:

@@ -30,6 +30,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import numpy as np
 import triton.language as tl
+from triton._C.libtriton import ir
 from triton.runtime import interpreter as interpreter_module
 
 from roofline.validate.rounding import HarnessError, as_bf16, casting, converting, decoded, is_bf16
@@ -68,6 +69,8 @@ class Tally:
     """Bytes of lanes that a mask kept from being read."""
     dot: Counter[str] = field(default_factory=Counter)
     """FLOPs of ``tl.dot`` by operand type, padding of tiles included."""
+    tf32: int = 0
+    """FLOPs among them of fp32 operands that a GPU rounds to tf32, 11 bits, first; here they keep 24."""
     operations: Counter[str] = field(default_factory=Counter)
     """Elements by elementwise operation."""
     reduced: int = 0
@@ -272,6 +275,8 @@ def _dot(watch: _Watch, method: Any) -> Any:
         if inner < LEAST_INNER.get(a.dtype.scalar.primitive_bitwidth, 16):
             raise HarnessError(f"a dot sums {inner} products of {a.dtype.scalar}: too few to be compiled")
         watch.add("dot", str(a.dtype.scalar), 2 * size)
+        if a.dtype.scalar == tl.float32 and rest[0] != ir.INPUT_PRECISION.IEEE:
+            watch.increase("tf32", 2 * size)
         if a.dtype.scalar == tl.int8:
             product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)).astype(np.int32)
             return interpreter.TensorHandle(product + accumulator.data, accumulator.dtype.scalar)

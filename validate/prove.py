@@ -82,6 +82,8 @@ def mismatches(expected: Expected, counts: Counts) -> Iterator[str]:
                 yield f"{stream}: arguments sum to {here} B {what}, the component says {cost}"
     if dict(counts.dot) != expected.dots:
         yield f"dot FLOPs: {dict(counts.dot)}, expected {expected.dots}"
+    if counts.tf32 != expected.tf32:
+        yield f"dot FLOPs of fp32 rounded to tf32: {counts.tf32}, expected {expected.tf32}"
     matrix, needed = useful.matrix_flops, expected.needed()
     if matrix != needed:
         yield f"useful dot FLOPs: the component says {matrix}, the reference needs {needed}"

@@ -18,6 +18,8 @@ MUTANTS = [
     Mutant("gemm", "extra load", "    total = tl.zeros((BM, BN), ACCUMULATOR)\n    for", "    total = tl.zeros((BM, BN), ACCUMULATOR)\n    tl.load(a)\n    for", "ragged", "gemm_kernel.a: 42018 B requested"),
     Mutant("gemm", "missing part", "tl.static_range(1, SPLITS)", "tl.static_range(2, SPLITS)", "split-bias", "sum_parts_kernel.parts: 7800 B requested"),
     Mutant("gemm", "swapped tiles", "row, column = place(tl", "column, row = place(tl", "grouped-rows", "NaN"),
+    Mutant("gemm", "rounded operands", ', input_precision="ieee", out_dtype=ACCUMULATOR)', ", out_dtype=ACCUMULATOR)", "single", "rounded to tf32"),
+    Mutant("flash_attention", "rounded operands", 'tl.dot(q1, k1, input_precision="ieee")', "tl.dot(q1, k1)", "single", "rounded to tf32"),
     Mutant("gemm", "one wrong element", "    at = out + (part * M + rows[:, None]).to(tl.int64) * N", "    total = tl.where((rows[:, None] == M - 1) & (columns[None, :] == N - 2), total * 1.2, total)\n    at = out + (part * M + rows[:, None]).to(tl.int64) * N", "ragged", "an element's error"),
     Mutant("gemm", "one wrong element", "    at = out + (part * M + rows[:, None]).to(tl.int64) * N", "    total = tl.where((rows[:, None] == M - 1) & (columns[None, :] == N - 2), total * 1.2, total)\n    at = out + (part * M + rows[:, None]).to(tl.int64) * N", "half", "an element's error"),
     Mutant("rmsnorm", "wrong epsilon", "/ D + epsilon", "/ D + epsilon * 100", "faint", "rms error"),
