@@ -54,6 +54,15 @@ def test_frames_carry_the_cost_of_linear(gemms) -> None:
     assert frame.seconds[7] > 0
 
 
+def test_no_cache_explains_more_arithmetic_than_the_peak(gemms) -> None:
+    frame, chip = gemms[0], chip_of(GPU)
+    small = frame.columns["bytes"] < chip.l2
+    heavy = small & (frame.cost.matrix_flops / chip.peak("bf16") > 0.9 * bound(frame, chip))
+    assert heavy.any()
+    assert beats_bound(replace(frame, seconds=frame.cost.matrix_flops / (1.2 * chip.peak("bf16"))), chip)[heavy].all()
+    assert not beats_bound(replace(frame, seconds=frame.cost.matrix_flops / chip.peak("bf16")), chip)[heavy].any()
+
+
 def test_no_measured_matmul_beats_the_bound(gemms) -> None:
     chip = chip_of(GPU)
     assert sum(int(beats_bound(frame, chip).sum()) for frame in gemms) == 0

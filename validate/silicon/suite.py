@@ -68,8 +68,11 @@ def bound(frame: Frame, chip: Chip) -> Any:
 
 
 def beats_bound(frame: Frame, chip: Chip, limit: Any = None) -> Any:
-    """Mask of the rows that no cache explains: faster than ``SLACK`` of the bound, on more distinct bytes than caches hold."""
+    """Mask of the rows that no cache explains: faster than ``SLACK`` of the bound, on more distinct bytes than caches hold,
+    or of the arithmetic alone."""
     limit = bound(frame, chip) if limit is None else limit
+    if "least_wire" in frame.columns:
+        return frame.seconds < SLACK * limit
     touched = frame.columns.get("touched", frame.columns["bytes"])
-    too_big = touched > WARM * chip.l2 if "least_wire" not in frame.columns else True
-    return (frame.seconds < SLACK * limit) & too_big
+    compute = time(frame.cost, chip.accelerator).compute
+    return (frame.seconds < SLACK * limit) & (touched > WARM * chip.l2) | (frame.seconds < SLACK * compute)
