@@ -116,7 +116,9 @@ class Counts(Tally):
         return sum((tally.unique(kind) for tally in self.kernels.values()), Counter())
 
 
-NOBODY, SEVERAL = -1, -2
+NOBODY, SEVERAL = 0, -1
+FOLLOWED = 1 << 30
+"""Bytes of the largest argument whose bytes are told apart; of a larger one only what is requested counts."""
 LANES = 1 << 32
 """A lane is known by its place in a block of so many elements: blocks of one size lie on a program's threads alike."""
 
@@ -131,8 +133,8 @@ class _Marks:
 
     @classmethod
     def of(cls, length: int) -> _Marks:
-        """Marks of bytes that nobody touched."""
-        return cls(np.full(length, NOBODY, np.int32), np.full(length, NOBODY, np.int32), np.full(length, NOBODY, np.int64))
+        """Marks of bytes that nobody touched: zeros, which take no memory until they are written."""
+        return cls(np.zeros(length, np.int32), np.zeros(length, np.int32), np.zeros(length, np.int64))
 
 
 @dataclass
@@ -144,7 +146,7 @@ class _Watch:
     alive: list[Any] = field(default_factory=list)
     tallies: tuple[Tally, ...] = ()
     where: tuple[int, ...] = ()
-    program: int = -1
+    program: int = NOBODY
     epoch: int = 0
     """Barriers that the launch has passed; each program begins a new one."""
     marks: dict[tuple[str, str, int], _Marks] = field(default_factory=dict)
@@ -165,7 +167,7 @@ class _Watch:
         self.increase("launches")
         self.spans.clear()
         self.marks.clear()
-        self.program, self.epoch = -1, 0
+        self.program, self.epoch = NOBODY, 0
         for name, value in arguments:
             tensor = getattr(value, "base", value) if type(value).__name__ == "TensorDescriptor" else value
             if hasattr(tensor, "untyped_storage") and tensor.numel():
@@ -210,6 +212,8 @@ class _Watch:
 
     def _count(self, kind: str, name: str, first: int, last: int, live: Any, size: int, lanes: Any) -> None:
         self.add(COUNTERS[kind], name, live.size * size)
+        if last - first > FOLLOWED:
+            return
         key, mine = (kind, name, first), self.tallies[-1].touched
         touched = mine.get(key)
         if touched is None:

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from roofline.kernels.registry import load
@@ -29,8 +30,8 @@ class Mutant(NamedTuple):
         return f"{self.kernel}-{self.fault}-{self.case}".replace(" ", "-")
 
 
-def mutate(mutant: Mutant, folder: Path) -> Spec:
-    """The spec of a kernel whose file, written into ``folder``, has the fault."""
+def mutated(mutant: Mutant, folder: Path) -> ModuleType:
+    """The module of a kernel whose file, written into ``folder``, has the fault."""
     text = (KERNELS / f"{mutant.kernel}.py").read_text(encoding="utf-8")
     assert mutant.old in text, "the place of the fault has changed: update the mutant"
     path = folder / f"mutant_{mutant.kernel}.py"
@@ -44,7 +45,12 @@ def mutate(mutant: Mutant, folder: Path) -> Spec:
         source.loader.exec_module(module)
     finally:
         del sys.modules[path.stem]
-    spec: Spec = module.SPEC
+    return module
+
+
+def mutate(mutant: Mutant, folder: Path) -> Spec:
+    """The spec of a kernel with the fault."""
+    spec: Spec = mutated(mutant, folder).SPEC
     return spec
 
 

@@ -87,6 +87,8 @@ def mismatches(expected: Expected, counts: Counts) -> Iterator[str]:
     matrix, needed = useful.matrix_flops, expected.needed()
     if matrix != needed:
         yield f"useful dot FLOPs: the component says {matrix}, the reference needs {needed}"
+    if counts.special < useful.flops.get("special", 0):
+        yield f"special functions: {counts.special} run, fewer than the component's {useful.flops['special']}"
     if expected.executed < needed:
         yield f"dot FLOPs: {expected.executed} executed, fewer than the {needed} that the reference needs"
 
