@@ -40,6 +40,13 @@ def _units() -> dict[str, tuple[str, int | Fraction]]:
 UNITS = _units()
 
 
+SUCH_AS = {
+    "bytes": "GB or GiB", "bytes/s": "GB/s or TB/s", "flop/s": "TFLOP/s", "hertz": "MHz or GHz", "watt": "W or kW",
+    "seconds": "s, ms or us",
+}  # fmt: skip
+"""Units to name where one is unknown, by dimension."""
+
+
 def to_base(value: int | Fraction, unit: str, dimension: str, field: str) -> int | Fraction:
     """A value in the base unit of its dimension, exactly.
 
@@ -53,7 +60,7 @@ def to_base(value: int | Fraction, unit: str, dimension: str, field: str) -> int
         InputError: the unit is unknown or of another dimension.
     """
     if unit not in UNITS:
-        raise InputError(f"{field}: unknown unit {unit!r}; write one such as GB, GiB, TB/s, TFLOP/s, MHz, ms")
+        raise InputError(f"{field}: unknown unit {unit!r}; write one such as {SUCH_AS.get(dimension, 'GB, GiB, TB/s, MHz, ms')}")
     found, factor = UNITS[unit]
     if found != dimension:
         raise InputError(f"{field}: {unit!r} measures {found}, but this field takes {dimension}")

@@ -380,3 +380,8 @@ def test_command_drafts_with_heads_of_the_target(capsys):
     code, _, err = cli(capsys, "vicuna-13b-v1.3", "--draft", "medusa", "--alpha", "0.7", "--gpu", "h200-sxm", "--tp", "2")
     assert code == 2
     assert "Medusa heads over several GPUs are not modelled" in err
+
+
+def test_no_draft_at_all_pays_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = cli(capsys, "llama-3.1-8b", "--draft", "llama-3.2-1b", "--alpha", "0.8", "--gpu", "h100-sxm", "--gamma", "0")
+    assert "drafting pays" not in out

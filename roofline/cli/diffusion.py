@@ -148,14 +148,14 @@ def _cells(answers: Sequence[Answer]) -> Cells:
     return headers, rows
 
 
-def _record(answer: Answer, assumes: list[str]) -> dict[str, Any]:
+def _record(answer: Answer, assumes: list[str], left: list[str]) -> dict[str, Any]:
     from roofline.cli.points import SCHEMA
 
     point, found = answer
     variant = point.variant
     figures = {"input_tokens" if key == "prompt_tokens" else key: value for key, value in found.to_dict().items()}
     about = {"schema": SCHEMA, "model": figures.pop("model"), "variant": variant.kind, "edits": list(variant.flags)}
-    return {**about, **figures, "assumes": assumes}
+    return {**about, **figures, "assumes": assumes, "not_modelled": left}
 
 
 @bundled(edits=EDIT_OPTIONS, out=OUTPUT)
@@ -236,8 +236,8 @@ def diffusion(
     assumes = assumptions(points, [*assumes, "decoding, for comparison, keeps a cache and has a causal mask"])
     gpus = ", ".join(chip.id for chip in chips)
     out.note(out.paint(f"{points[0].step.model} on {gpus}: denoising", "bold"), *_headline(answers, out), "")
-    out.records((_record(answer, assumes) for answer in answers), lambda: _cells(answers))
-    out.note("", *(f"assumes: {line}" for line in assumes))
     left = ["the quality of tokens finished together", "the choice of which tokens to keep"]
-    out.note(f"not modelled: {', '.join([*left, *not_modelled(compared[0].model, points)])}")
+    left += not_modelled(compared[0].model, points)
+    out.records((_record(answer, assumes, left) for answer in answers), lambda: _cells(answers))
+    out.note("", *(f"assumes: {line}" for line in assumes), f"not modelled: {', '.join(left)}")
     return 1 if check and not all(point.step.memory.fits for point in points) else 0

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from roofline.engines.profile import Profile
 
 MOST_FIXES = 4
+NOT_MODELLED = ("adapters (LoRA)", "other processes on the device", "what an allocator loses between its blocks")
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ def _record(found: Found, logged: int | None) -> dict[str, Any]:
         "mesh": one.mesh.flags,
         "engine": one.profile.id,
         "engine_since": one.profile.since,
+        "engine_version": one.profile.asked or None,
         "memory_fraction": float(settings.memory_fraction or 1),
         "max_model_len": settings.max_model_len,
         "max_num_batched_tokens": settings.batched_tokens,
@@ -166,6 +168,7 @@ def _record(found: Found, logged: int | None) -> dict[str, Any]:
         "fits": one.fits,
         "contradiction": contradiction(one, logged) if logged else None,
         "provenance": "calibrated",
+        "not_modelled": [*found.variant.model.not_modelled, *NOT_MODELLED],
     }
 
 
@@ -201,7 +204,7 @@ def _verdict(found: Found, out: Output) -> Iterator[str]:
     settings, pool, pages = one.settings, one.pool, one.layout
     longest = settings.max_model_len or 0
     flags = " ".join(text for text in (one.mesh.flags, *found.variant.flags) if text)
-    who = f"{one.profile.name} (since {one.profile.since}) on {one.accelerator.id}{' ' + flags if flags else ''}"
+    who = f"{one.profile.label} on {one.accelerator.id}{' ' + flags if flags else ''}"
     if pages is None:
         yield f"{who}: {out.paint('starts' if one.fits else 'does not start', 'green' if one.fits else 'red')}; no growing state"
     elif one.fits:
@@ -299,6 +302,7 @@ def answer(
         f"assumes: {profile.about}; token budget {settings.batched_tokens:,}, {settings.sequences:,} sequences a step",
         f"assumes: {first.accelerator.id}: {memory_of(first.accelerator)}",
         *(f"assumes: {line}" for line in model_notes(variants[-1].model)),
+        f"not modelled: {', '.join([*variants[-1].model.not_modelled, *NOT_MODELLED])}",
     ]
     failed = [found for found in results if not found.allocation.fits]
     wanted = [found for found in failed if found.variant is variants[-1]]

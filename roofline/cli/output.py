@@ -98,6 +98,11 @@ class Output:
         else:
             sys.stderr.writelines(line + "\n" for line in lines if line)
 
+    def warn(self, line: str) -> None:
+        """A line on stderr that no format swallows, unless quiet: the answer may not be about what lies there."""
+        if not self.quiet:
+            sys.stderr.write(f"note: {line}\n")
+
     def records(self, records: Iterable[Record], cells: Callable[[], Cells]) -> None:
         """The data: records as they are, or, for a table, (headers, rows of cells)."""
         if self.format in ("table", "md"):
@@ -126,7 +131,8 @@ def _csv_cell(key: str, value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return (" " if key == "edits" else "; ").join(str(item) for item in value)
+        texts = (json.dumps(item) if isinstance(item, (dict, list)) else str(item) for item in value)
+        return (" " if key == "edits" else "; ").join(texts)
     return json.dumps(value) if isinstance(value, dict) else value
 
 

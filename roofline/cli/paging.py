@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from roofline.paging import Lengths, Usage
 
 Record = dict[str, Any]
+NOT_MODELLED = "prefixes that requests share, preemption, block tables, states of fixed size"
 
 
 def _one(text: str | None, field: str, default: int, least: int = 1) -> int:
@@ -45,6 +46,7 @@ def _record(found: Usage, lengths: Lengths, block: int, token_bytes: Any, about:
         "external_share": float(found.external),
         "slots_per_request": float(found.slots),
         "bytes_per_request": None if token_bytes is None else plain(found.slots * token_bytes),
+        "not_modelled": NOT_MODELLED.split(", "),
     }
 
 
@@ -157,5 +159,6 @@ def paging(
         f"assumes: independent log-normal lengths, standard deviation {float(variation):g} means, cut at {lengths.longest:,}",
         "assumes: a request counts for as long as it lives; regions of contiguous allocators are powers of two (buddy system)",
         f"assumes: a finished sequence of {mean:,} tokens wastes {100 * float(expected_waste(mean, block)):.2f} % of its blocks",
+        f"not modelled: {NOT_MODELLED}",
     )
     return 0

@@ -36,6 +36,7 @@ def _solve(question: Question, out: Output) -> Answer:
 def _rates(plan: Plan, choice: Choice | None, load: Workload) -> Record:
     """Tokens per second, dollars and joules of a deployment under its load."""
     served = load.rate or (choice.verdict.rate if choice else plan.rate)
+    several = load.osl > 1
     tokens = served * load.osl
     usd, power = plan.usd_per_hour, watts(plan.setup.accelerator)
     tpot = choice.verdict.tpot_s if choice else plan.sized.tpot_s
@@ -43,7 +44,7 @@ def _rates(plan: Plan, choice: Choice | None, load: Workload) -> Record:
         "request_per_s": served,
         "output_tok_per_s": tokens,
         "output_tok_per_s_per_gpu": tokens / plan.gpus,
-        "output_tok_per_s_per_user": 1 / tpot if tpot else None,
+        "output_tok_per_s_per_user": 1 / tpot if tpot and several else None,
         "usd_per_hour": usd,
         "usd_per_mtok_output": None if usd is None or not tokens else usd / 3600 / tokens * 1e6,
         "usd_per_mtok": None if usd is None or not served else usd / 3600 / (served * load.length) * 1e6,
@@ -85,7 +86,7 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
         "model": plan.setup.variant.model.name,
         "input_tokens": load.isl,
         "output_tokens": load.osl,
-        "rate": load.rate,
+        "rate_request_per_s": load.rate,
         "concurrency": load.concurrency,
         "offline": load.offline,
         "ttft_limit_s": objective.ttft,
@@ -94,8 +95,12 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
         "rank": rank,
         **_deployment(plan),
         "users": users(plan, load),
-        "closed_form": {"ttft_s": sized.ttft_s, "ttft_percentile_s": sized.ttft_high_s, "tpot_s": sized.tpot_s},
-        "simulated": verdict_record(choice.verdict),
+        "closed_form": {
+            "ttft_s": sized.ttft_s,
+            "ttft_percentile_s": sized.ttft_high_s,
+            "tpot_s": sized.tpot_s if load.osl > 1 else None,
+        },
+        "simulated": _simulated(choice, load),
         **_rates(plan, choice, load),
         "price_source": price.source if price else None,
         "binds": limits[0].name,
@@ -111,6 +116,12 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
         "assumes": assumes(answer),
         "not_modelled": NOT_MODELLED.split(", "),
     }
+
+
+def _simulated(choice: Choice, load: Workload) -> Record | None:
+    """The simulator's figures; a request of one output token has no time between tokens."""
+    found = verdict_record(choice.verdict)
+    return found if found is None or load.osl > 1 else {**found, "tpot_s": None}
 
 
 def _point(point: Point) -> Record:
@@ -163,7 +174,7 @@ def _cells(choices: Sequence[Choice], load: Workload, percentile: float) -> Cell
     from roofline.units import count, latency
 
     def money(value: float | None) -> str:
-        return "-" if value is None else f"{value:,.2f}"
+        return "-" if value is None else f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
     headers = [
         "deployment", "GPUs", "batch", "tokens\nper step", "TTFT\nmean", f"TTFT\np{percentile:g}", "TPOT\nmean", "output\ntok/s",
@@ -172,13 +183,13 @@ def _cells(choices: Sequence[Choice], load: Workload, percentile: float) -> Cell
     rows = []
     for choice in choices:
         plan, rates = choice.plan, _rates(choice.plan, choice, load)
-        joule = rates["joule_per_output_token"]
+        joule, user = rates["joule_per_output_token"], rates["output_tok_per_s_per_user"]
+        tpot = latency(choice.verdict.tpot_s) if load.osl > 1 else "-"
         rows.append([
             label(plan), plan.gpus, f"{plan.batch:,}", f"{plan.budget:,}", latency(choice.verdict.ttft_s),
-            latency(choice.verdict.ttft_high_s), latency(choice.verdict.tpot_s), count(rates["output_tok_per_s"]),
-            count(rates["output_tok_per_s_per_user"] or 0.0), count(rates["output_tok_per_s_per_gpu"]),
-            money(rates["usd_per_hour"]), money(rates["usd_per_mtok_output"]), "-" if joule is None else f"{joule:.3g}",
-            _kind(plan),
+            latency(choice.verdict.ttft_high_s), tpot, count(rates["output_tok_per_s"]), count(user) if user else "-",
+            count(rates["output_tok_per_s_per_gpu"]), money(rates["usd_per_hour"]), money(rates["usd_per_mtok_output"]),
+            "-" if joule is None else f"{joule:.3g}", _kind(plan),
         ])  # fmt: skip
     return headers, rows
 
@@ -221,7 +232,7 @@ def _verdict(answer: Answer, out: Output) -> Iterator[str]:
     usd = best.usd_per_hour
     cost = f"{usd:,.2f} USD/h" if usd is not None else "no price known"
     size = f"{_number(best.gpus, 'GPU')}, {cost}; {_number(users(best, load), 'user')} at once"
-    yield f"{out.paint('cheapest', 'green')}: {label(best)}: {size}"
+    yield f"{out.paint('cheapest' if usd is not None else 'fewest GPUs', 'green')}: {label(best)}: {size}"
     yield f"ceilings in users: {_binding(limits)}; busiest under this load: {busiest(best, load)}"
     unpriced = [gpu for gpu, price in answer.rents.items() if price is None]
     if unpriced and len(unpriced) < len(answer.rents):

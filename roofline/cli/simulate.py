@@ -207,9 +207,8 @@ def _draft(tokens: str | None, acceptance: str | None, cost: str | None, model: 
     if acceptance is None:
         raise InputError("acceptance: say how likely a drafted token is accepted, as in --acceptance 0.7")
     if (cost is None) == (model is None):
-        raise InputError(
-            "draft: give a draft model (--draft), or its step's time over the target's (--draft-cost 0.05), not both"
-        )
+        both = "" if cost is None else ", not both"
+        raise InputError(f"draft: give a draft model (--draft), or its step's time over the target's (--draft-cost 0.05){both}")
     loaded: Any = model
     if model is not None and model not in OWN_DRAFTS:
         from roofline.configs.load import load_model

@@ -266,7 +266,8 @@ def _verdicts(setup: Speculation, records: Sequence[Record], alphas: Sequence[Fr
         how = "tree" if alpha is None else f"alpha {alpha:g}"
         best = ", ".join(f"{_size(r)} at batch {r['batch']:,} ({_gain(r)})" for r in found)
         yield f"{how}, context {context:,}: best {'draft' if alpha is None else 'draft length'} {out.paint(best, 'green')}"
-    for context in dict.fromkeys(record["context_tokens"] for record in records):
+    drafted = any(record.get("gamma") for record in records)
+    for context in dict.fromkeys(record["context_tokens"] for record in records if drafted):
         for alpha in alphas:
             last = setup.last_paying_batch(context, alpha)
             where = f"pays at every batch up to {LARGEST_BATCH:,}" if last is None else f"stops paying above batch {last:,}"

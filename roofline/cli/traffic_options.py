@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from roofline.serving.workload import Workload
 
 REQUESTS = 1000
+MOST_RATE = 1e9
 
 
 def seconds(text: str, field: str, *, zero: bool = False) -> float:
@@ -125,8 +126,8 @@ def _traffic(**given: Any) -> Traffic:
     if "rate" in texts and "concurrency" in texts:
         raise InputError("rate: requests arrive at a rate, or when a user is free (--concurrency); give one of them")
     for rate in sweeps.at_least(texts["rate"], "rate", 0) if "rate" in texts else ():
-        if rate <= 0:
-            raise InputError(f"rate: {float(rate):g} is out of range; give requests per second above 0")
+        if not 0 < rate < MOST_RATE:
+            raise InputError(f"rate: {float(rate):g} is out of range; give requests per second above 0, and below {MOST_RATE:g}")
         loads.append(Load(rate=float(rate)))
     if "concurrency" in texts:
         loads = [Load(concurrency=users) for users in sweeps.whole_numbers(texts["concurrency"], "concurrency", most=10**6)]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from roofline.cli.points import Variant
 
 DEFAULT_TOKENS, DEFAULT_SEQUENCE, DEFAULT_STEP_TOKENS = 10**12, 4096, 4 * 2**20
+NOT_MODELLED = "communication, optimiser, recomputed activations, data loading, restarts"
 MOST_TOKENS = 10**16
 SECONDS_PER_HOUR = 3600
 UNIT = "bf16"
@@ -110,6 +111,7 @@ def _record(
         "gpu_hours_at_mfu": _hours(run, accelerator, float(mfu)) if accelerator and mfu is not None else None,
         "provenance": "datasheet" if accelerator else None,
         "assumes": list(assumes),
+        "not_modelled": NOT_MODELLED.split(", "),
     }
 
 
@@ -222,5 +224,5 @@ def train(
         (_record(run, length, chip, shares[0], assumes) for run in runs for chip in chips), lambda: _cells(runs, chips, shares[0])
     )
     out.note("", *(f"assumes: {line}" for line in assumes))
-    out.note("not modelled: communication, optimiser, recomputed activations, data loading, restarts")
+    out.note(f"not modelled: {NOT_MODELLED}")
     return 0

@@ -145,6 +145,16 @@ def _before(question: Question, points: Sequence[Point], out: Output) -> list[st
     return [*lines, ""]
 
 
+def _warn(assumes: Sequence[str], out: Output) -> None:
+    """Says on stderr, too, that the weights in a folder are not those that its config, and so the answer, describes."""
+    if assumes:
+        from roofline.checkpoints.agreement import DIFFERS
+
+        for line in assumes:
+            if line.startswith(DIFFERS):
+                out.warn(line)
+
+
 def _after(points: Sequence[Point], assumes: list[str], fix: list[str]) -> list[str]:
     from roofline.cli.verdict import not_modelled
 
@@ -241,6 +251,7 @@ def what_if(
     )
     size = question.check_size(1 + max(edits.count, int(no_cache)))
     loaded = load_model(model)
+    _warn(loaded.assumes, out)
     compared = answers.variants(loaded, edits, cached=not no_cache)
     answered = (point for variant in compared for point in question.points(variant))
     points = list(out.watch(answered, "answering", size))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -87,7 +87,8 @@ class Profile:
         graphs_counted: graphs are taken out of the budget. separate_state: kinds of layers have pools of their own.
         whole_context: state of all sequences is allocated at start-up, at their longest. host_embedding: the table of
             token embeddings stays on the host. rotation_computed: no table of sines and cosines is stored.
-        runs_on, runs_on_source: vendors and kinds of accelerators, and who states them.
+        runs_on, runs_on_source: vendors and kinds of accelerators, and who states them. asked: the version that was asked for,
+            "" for the newest.
     """
 
     id: str
@@ -107,6 +108,12 @@ class Profile:
     rotation_computed: bool = False
     runs_on: tuple[str, ...] = ()
     runs_on_source: str = ""
+    asked: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name and version: the one that was asked for, and since which one its rules hold."""
+        return f"{self.name} {self.asked} (rules since {self.since})" if self.asked else f"{self.name} (since {self.since})"
 
     def check(self, accelerator: Accelerator) -> None:
         """Raises InputError where the engine does not run on such an accelerator."""
@@ -185,6 +192,11 @@ def _version(text: str, field: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def _switches(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What is marked of a version."""
+    return {name: bool(entry.get(name, False)) for name in SWITCHES}
+
+
 @cache
 def _read(path: Path) -> tuple[Profile, ...]:
     with path.open("rb") as file:
@@ -199,8 +211,8 @@ def _read(path: Path) -> tuple[Profile, ...]:
         Profile(
             data["id"], data["name"], entry["since"], entry["about"], data["fraction_base"], data["flags"],
             {**common, **{key: _figure(t, f"{where} {entry['since']} {key}") for key, t in entry.get("numbers", {}).items()}},
-            _tiers(entry.get("tier", data["tier"]), where), **{name: bool(entry.get(name, False)) for name in SWITCHES},
-            runs_on=tuple(data["runs_on"]), runs_on_source=str(data["runs_on_source"]),
+            _tiers(entry.get("tier", data["tier"]), where), **_switches(entry),
+            runs_on=tuple(data["runs_on"]), runs_on_source=str(data["runs_on_source"]), asked="",
         )
         for entry in data["version"]
     )  # fmt: skip
@@ -226,4 +238,5 @@ def load_engine(name: str, version: str | None = None) -> Profile:
     if version is None:
         return profiles[-1]
     wanted = _version(version, "engine-version")
-    return [profile for profile in profiles if _version(profile.since, "since") <= wanted][-1]
+    found = [profile for profile in profiles if _version(profile.since, "since") <= wanted][-1]
+    return replace(found, asked=version.strip().lstrip("v"))

@@ -13,6 +13,8 @@ from roofline.planner.search import Plan
 
 WHOLE = 256
 """Context lengths are rounded up to a multiple of this."""
+WIDE = "fp32"
+"""Weights that engines would narrow to 16 bits while they load, unless told not to."""
 ONLINE = {"vllm": ("fp8",), "sglang": ("fp8",), "trtllm": (), "llamacpp": ()}
 """Formats that an engine makes from a 16-bit checkpoint while it loads."""
 TRTLLM_CACHES = ("fp8", "nvfp4")
@@ -56,6 +58,11 @@ class _Asked:
     fraction: float | None
 
 
+def _wide(asked: _Asked) -> list[str]:
+    """The option that keeps weights of 32 bits, where the plan was made for them."""
+    return ["--dtype", "float32"] if asked.plan.setup.variant.weights == WIDE else []
+
+
 def _vllm(asked: _Asked) -> tuple[list[str], dict[str, str]]:
     mesh, plan = asked.plan.setup.mesh, asked.plan
     words = ["--tensor-parallel-size", str(mesh.tp)]
@@ -66,6 +73,7 @@ def _vllm(asked: _Asked) -> tuple[list[str], dict[str, str]]:
     words += ["--max-model-len", str(asked.length), "--max-num-seqs", str(plan.batch)]
     words += ["--max-num-batched-tokens", str(plan.budget), "--enable-chunked-prefill"]
     words += ["--gpu-memory-utilization", f"{asked.fraction:g}"] if asked.fraction else []
+    words += _wide(asked)
     words += ["--quantization", asked.weights] if asked.weights else []
     words += ["--kv-cache-dtype", asked.kv] if asked.kv else []
     if plan.drafting and asked.draft:
@@ -85,6 +93,7 @@ def _sglang(asked: _Asked) -> tuple[list[str], dict[str, str]]:
     words += ["--context-length", str(asked.length), "--max-running-requests", str(plan.batch * mesh.dp)]
     words += ["--chunked-prefill-size", str(plan.budget * mesh.dp)]
     words += ["--mem-fraction-static", f"{asked.fraction:g}"] if asked.fraction else []
+    words += _wide(asked)
     words += ["--quantization", asked.weights] if asked.weights else []
     words += ["--kv-cache-dtype", "fp8_e4m3" if asked.kv == "fp8" else asked.kv] if asked.kv else []
     if plan.drafting and asked.draft:
@@ -109,6 +118,8 @@ def _trtllm(asked: _Asked) -> tuple[list[str], dict[str, str]]:
     lines = []
     if mesh.dp > 1:
         lines.append("enable_attention_dp: true")
+    if asked.plan.setup.variant.weights == WIDE:
+        lines.append("dtype: float32")
     if asked.kv:
         if asked.kv not in TRTLLM_CACHES:
             raise InputError(f"emit: TensorRT-LLM keeps caches in {' or '.join(TRTLLM_CACHES)}, not in {asked.kv}")

@@ -64,8 +64,8 @@ def label(plan: Plan) -> str:
     drafts = f", {plan.drafting.gamma} drafts" if plan.drafting else ""
     front = ""
     if plan.prefill:
-        other = plan.prefill.setup.mesh.flags
-        front = f"{plan.prefill.instances} prefilling ({plan.prefill.setup.gpus} GPUs{' ' + other if other else ''}) + "
+        other, gpus = plan.prefill.setup.mesh.flags, plan.prefill.setup.gpus
+        front = f"{plan.prefill.instances} prefilling ({gpus} GPU{'' if gpus == 1 else 's'}{' ' + other if other else ''}) + "
     return f"{front}{plan.instances} x ({setup.gpus} {setup.accelerator.id}{mesh}, {weights} weights, {kv} KV{drafts})"
 
 

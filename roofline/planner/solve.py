@@ -12,7 +12,7 @@ from roofline.planner.choose import Chosen, choose
 from roofline.planner.disaggregate import disaggregated
 from roofline.planner.prices import Rent, parse_prices, rent
 from roofline.planner.search import Found, Plan, search
-from roofline.planner.setups import Setup, Variant, comparable, setups, stored_formats, variants
+from roofline.planner.setups import Setup, Variant, comparable, setups, sizes, stored_formats, variants
 from roofline.planner.sizing import Drafting
 from roofline.planner.verify import COUNTED, Verdict, simulate
 from roofline.planner.workload import Objective, Workload
@@ -111,9 +111,9 @@ def _setups(question: Question, model: Any, engine: Any) -> tuple[list[Setup], l
             notes.append(f"{gpu.id} left out: {error}")
             continue
         if not some:
+            largest, length = sizes(gpu, question.most)[-1], question.load.length
             notes.append(
-                f"{gpu.id} left out: no layout of {model.name} on up to {question.most} of them holds a request of "
-                f"{question.load.length:,} tokens"
+                f"{gpu.id} left out: no layout of {model.name} on up to {largest} of them holds a request of {length:,} tokens"
             )
         found += some
     kept, lost = comparable(found)
@@ -130,6 +130,8 @@ def seek(question: Question, watch: Callable[[list[Setup]], Iterable[Setup]] = i
 
     model, engine = load_model(question.model), load_engine(question.engine, question.version)
     check_served(model, question.load.length)
+    if question.load.osl == 1 and question.objective.tpot is not None:
+        raise InputError("tpot: a request of one output token has no time between tokens; leave --tpot out, or raise --osl")
     ids = {name: gpu.id for gpu in question.gpus for name in (gpu.id, *gpu.aliases)}
     given = parse_prices(question.prices, ids)
     rents = {gpu.id: rent(gpu, given) for gpu in question.gpus}

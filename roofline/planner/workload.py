@@ -37,7 +37,7 @@ class Workload:
                 "rate: requests per second and a fixed concurrency contradict each other; give --rate or --concurrency"
             )
         if self.rate is not None and not 0 < self.rate <= 1e9:
-            raise InputError(f"rate: {self.rate!r} is out of range; give requests per second above 0")
+            raise InputError(f"rate: {self.rate!r} is out of range; give requests per second above 0, and at most 1e9")
         if self.concurrency is not None and not 1 <= self.concurrency <= MOST_USERS:
             raise InputError(f"concurrency: {self.concurrency!r} is out of range; give 1 to {MOST_USERS:,} users")
 

@@ -23,6 +23,7 @@ from roofline.expected.serving import (
     plain_of,
     serving_of,
     step_seconds,
+    untested,
 )  # fmt: skip
 from roofline.inference import Deployment
 from roofline.model import Model
@@ -136,7 +137,7 @@ class ExpectedSteps:
 
     Args:
         deployment: on one device or a mesh; a step is one of its data-parallel replicas.
-        engine: id of an engine that constants were fitted to.
+        engine: id of an engine that constants were fitted to. version: that is asked about, "" for those measured.
 
     Attributes:
         error: mean absolute error per token on models that the fit had not seen, as a fraction; None where unknown.
@@ -148,7 +149,7 @@ class ExpectedSteps:
 
     provenance = "calibrated"
 
-    def __init__(self, deployment: Deployment, engine: str) -> None:
+    def __init__(self, deployment: Deployment, engine: str, version: str = "") -> None:
         self.constants: Serving = serving_of(engine)
         model, accelerator = deployment.model, deployment.accelerator
         ranks, mesh = getattr(deployment, "ranks", None), getattr(deployment, "mesh", None)
@@ -161,7 +162,7 @@ class ExpectedSteps:
         formats = {storage(fmt) for fmt, elements in stored.items() if elements > SMALL * sum(stored.values())}
         number = 1 if mesh is None else mesh.ranks
         self.error, self.first_error = error_of(engine, experts), error_of(engine, experts, "ttft")
-        said = outside(engine, accelerator.id, number, len(model.layers), formats)
+        said = (*outside(engine, accelerator.id, number, len(model.layers), formats), *untested(engine, version))
         if not accelerator.calibration and plain_of(engine) is None:
             said = (*said, f"{accelerator.id} has no kernels of its own: those of {DEFAULT_BASE} with the datasheet swapped")
         said = (*said, *borrowed(engine, (operator.family for found in kernels for operator in found)))

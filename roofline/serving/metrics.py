@@ -67,7 +67,7 @@ def _statistics(values: Any, weights: Any = None) -> dict[str, float | None]:
         low = numpy.searchsorted(upto, numpy.floor(places), side="right")
         high = numpy.searchsorted(upto, numpy.ceil(places), side="right")
         found = values[low] + (places - numpy.floor(places)) * (values[high] - values[low])
-        mean = float(values @ weights / upto[-1])
+        mean = float((values * weights).sum() / upto[-1])
     return {"mean": mean, **{f"p{p}": float(v) for p, v in zip(PERCENTILES, found, strict=True)}, "max": float(values.max())}
 
 

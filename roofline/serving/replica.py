@@ -234,7 +234,7 @@ class Replica:
                 import numpy
 
                 growing = used + numpy.cumsum(self.decoding.growth(self._steps))
-                totals.block_seconds += float(growing @ numpy.diff(self._moments))
+                totals.block_seconds += float((growing * numpy.diff(self._moments)).sum())
             else:
                 for step in range(self._steps):
                     used += self.decoding.fresh(step)

@@ -59,6 +59,11 @@ def engine_cache(deployment: Deployment, engine: Profile, settings: Settings, le
     mesh = getattr(deployment, "mesh", None) or Mesh()
     found = allocate(deployment.model, deployment.accelerator, mesh, engine, settings, getattr(deployment, "ranks", None))
     filled = found.settings
+    if found.pool.best < 0:
+        raise InputError(
+            f"memory: {engine.id} does not start: {deployment.model.name} is {capacity(-found.pool.best)} too large per GPU on "
+            f"{deployment.accelerator.id}, before any cache; more GPUs (--tp), or fewer bytes per weight (--dtype)"
+        )
     if not found.fits:
         raise InputError(
             f"memory: {engine.id} does not start: {deployment.model.name} leaves {capacity(found.pool.best)} for a cache on "

@@ -154,7 +154,7 @@ def step_times(
         from roofline.serving.calibrated import ExpectedSteps
 
         try:
-            return ExpectedSteps(deployment, engine.id)
+            return ExpectedSteps(deployment, engine.id, engine.asked)
         except UnsupportedModel as error:
             reason = str(error)
     bound = BoundSteps(deployment, shortest=shortest, longest=longest)

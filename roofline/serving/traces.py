@@ -127,6 +127,8 @@ def _take(rows: _Rows, record: dict[str, Any], line: int, scale: float) -> None:
     if hashes is None:
         rows.hashes.append(())
     elif isinstance(hashes, list) and all(type(one) is int for one in hashes):
+        if len(hashes) * HASH_BLOCK < rows.prompt[-1] or (len(hashes) - 1) * HASH_BLOCK >= rows.prompt[-1]:
+            raise _fail(rows.path, line, f"{len(hashes)} hash_ids of {HASH_BLOCK} tokens for a prompt of {rows.prompt[-1]:,}")
         rows.hashes.append(tuple(hashes))
     else:
         raise _fail(rows.path, line, "hash_ids is not a list of whole numbers")
@@ -290,6 +292,8 @@ def read_trace(
     if not 0 < speed < 1e9:
         raise InputError(f"speed: {speed!r} is out of range; give a factor above 0")
     try:
+        if file.is_dir():
+            raise InputError(f"trace: {file}: a folder; name the file in it")
         if not file.is_file():
             raise InputError(f"trace: {file}: no such file")
         if file.stat().st_size > LARGEST_FILE:

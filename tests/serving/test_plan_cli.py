@@ -110,6 +110,8 @@ def test_what_cannot_be_met_is_a_finding_that_names_the_nearest(cli):
         ((*SMALL, "--rate", 1, "--concurrency", 1), "rate: requests per second and"),
         ((*SMALL, "--offline", "--rate", 1), "offline:"),
         ((*SMALL, "--offline", "--tpot", "1ms"), "offline: batch work has no limit"),
+        ((*SMALL[:2], "--isl", 500, "--osl", 1, "--rate", 1, "--tpot", "1ms"), "tpot: a request of one output token has no time"),
+        ((*SMALL, "--rate", 1, "--ttft", "1m"), "ttft: unknown unit 'm'; write one such as s, ms or us"),
         ((*SMALL, "--rate", "x"), "rate: 'x'"),
         ((*SMALL, "--rate", 1, "--tpot", "fast"), "tpot: 'fast'"),
         ((*SMALL, "--rate", 1, "--percentile", "x"), "percentile"),
@@ -120,6 +122,7 @@ def test_what_cannot_be_met_is_a_finding_that_names_the_nearest(cli):
         ((*SMALL, "--rate", 1, "--price", "b200=3"), "price: 'b200' is not among"),
         ((*SMALL, "--rate", 1, "--isl", "9,99"), "one value"),
         (("plan", "llama-3.1-405b", "--isl", 9, "--osl", 9, "--rate", 1, "--gpus", "l4", "--max-gpus", 1), "gpus: l4 left out"),
+        (("plan", "llama-3.1-405b", "--isl", 9, "--osl", 9, "--rate", 1, "--gpus", "l4"), "on up to 16 of them"),
         (("plan", "gpt2", "--isl", 2000, "--osl", 9, "--rate", 1), "exceeds the 1,024"),
         (("plan", "whisper-large-v3", "--isl", 9, "--osl", 9, "--rate", 1), "encoder-decoder"),
         (("plan", "llada-8b", "--isl", 9, "--osl", 9, "--rate", 1), "roofline diffusion llada-8b"),
@@ -191,3 +194,35 @@ def test_an_engine_whose_first_tokens_were_never_measured_says_so():
     found = ExpectedSteps(Deployment(load_model("qwen3-32b"), load_accelerator("h100-sxm")), "sglang")
     assert "not known to the first token" in found.notes[0]
     assert error_of("llamacpp", False, "ttft") is None
+
+
+def test_one_output_token_has_no_time_between_tokens(cli):
+    arguments = ("plan", "llama-3.2-1b", "--isl", 500, "--osl", 1, "--requests", 100, *SMALL[6:], "--rate", 2, "--ttft", "1s",
+                 "--show", 1)  # fmt: skip
+    (first,) = cli(*arguments, "-o", "json").records
+    assert first["simulated"]["tpot_s"] is None
+    assert first["closed_form"]["tpot_s"] is None
+    assert first["output_tok_per_s_per_user"] is None
+    assert first["rate_request_per_s"] == 2
+    assert "0.00 us" not in cli(*arguments).out
+
+
+def test_where_no_price_is_known_the_fewest_gpus_are_named_as_such(cli):
+    arguments = ("plan", "llama-3.2-1b", *LENGTHS, "--bound", "--max-gpus", 1, "--gpus", "l40s", "--rate", 1, "--show", 1)
+    assert "fewest GPUs: 1 x (1 l40s" in cli(*arguments).out
+    assert "cheapest: 1 x (1 l40s" in cli(*arguments, "--price", "0.5").out
+
+
+def test_weights_of_32_bits_are_asked_for(cli):
+    for engine in ("vllm", "sglang", "trtllm"):
+        wide = ("--dtype", "fp32", "--kv-dtype", "fp32", "--gpus", "h100-sxm", "--bound", "--max-gpus", 1, "--no-disaggregation")
+        text = cli("plan", "gpt2", *LENGTHS, "--rate", 1, "--show", 1, *wide, "--emit", engine).out
+        assert "dtype: float32" in text if engine == "trtllm" else "--dtype float32" in text
+
+
+def test_lists_of_objects_in_csv_are_json(cli):
+    import csv
+    import io
+
+    (row,) = csv.DictReader(io.StringIO(cli(*ONE, "-o", "csv", "-q").out))
+    assert json.loads(row["ceilings"].split("; ")[0])["ceiling"]

@@ -292,3 +292,38 @@ def test_a_diffusion_model_is_not_simulated_token_by_token(cli: Callable[..., An
     answer = cli("simulate", "llada-8b", "--gpu", "h100-sxm", "--rate", "1", "--isl", "9", "--osl", "9")
     assert answer.code == 2
     assert "roofline diffusion llada-8b" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--rate", "1e9"), "rate: 1e+09 is out of range; give requests per second above 0, and below 1e+09"),
+        (("--rate", "1", "--draft-tokens", "3", "--acceptance", "0.8"), "(--draft-cost 0.05)\n"),
+        (("--rate", "1", "--draft-tokens", "3", "--acceptance", "0.8", "--draft", "mtp", "--draft-cost", "0.1"), ", not both"),
+        (("--rate", "1", "--ttft", "1m"), "write one such as s, ms or us"),
+    ],
+)
+def test_what_is_wrong_is_what_is_said(cli: Callable[..., Any], arguments: tuple[str, ...], text: str) -> None:
+    answer = cli(*BASE, "--isl", "9", "--osl", "9", *arguments)
+    assert answer.code == 2
+    assert text in answer.err
+
+
+def test_weights_that_do_not_fit_are_not_helped_by_a_shorter_context(cli: Callable[..., Any]) -> None:
+    answer = cli("simulate", "llama-3.1-405b", "--gpu", "h100-sxm", "--engine", "vllm", "--rate", "1", "--isl", "9", "--osl", "9")
+    assert answer.code == 2
+    assert "too large per GPU" in answer.err
+    assert "-6" not in answer.err
+    assert "--max-model-len" not in answer.err
+
+
+def test_a_trace_that_is_a_folder_is_called_one(cli: Callable[..., Any], tmp_path: Path) -> None:
+    answer = cli("simulate", "llama-3-8b", "--gpu", "h100-sxm", "--trace", tmp_path)
+    assert "a folder; name the file in it" in answer.err
+
+
+def test_hashes_of_a_trace_cover_its_prompt(cli: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "moon.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2, 3]}\n', encoding="utf-8")
+    answer = cli("simulate", "llama-3-8b", "--gpu", "h100-sxm", "--trace", path)
+    assert "3 hash_ids of 512 tokens for a prompt of 600" in answer.err
