@@ -8,7 +8,7 @@ JOBS ?= 2
 ARGS ?=
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
-DEMO = $(BIN)/roofline what-if llama-2-13b --gpu h100-sxm --batch 1,16,64,256 --context 1024
+DEMO = $(BIN)/roofline what-if llama-2-13b --gpu h100-sxm --batch 1,16,64,256 --context 1024 --engine vllm
 
 .PHONY: demo test lint format types bench notebooks gpu fresh ci clean
 
