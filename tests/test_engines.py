@@ -19,8 +19,11 @@ from roofline.cli import run
 from roofline.edits import apply, dtype, kv_dtype
 from roofline.engines.layout import Layout, layout
 from roofline.engines.profile import BASES, engine_ids, load_engine
+from roofline.expected.serving import untested
+from roofline.inference import Deployment
 from roofline.parallel.mesh import Mesh
 from roofline.parallel.ranks import Sharded
+from roofline.serving.steps import step_times
 
 FILE = Path(__file__).parents[2] / "shared" / "cases" / "A_kv_capacity.csv"
 GIB = 2**30
@@ -373,6 +376,32 @@ def test_every_number_has_a_source_and_every_engine_all_numbers():
         assert profile.fraction_base in BASES
         assert all(figure.source for figure in profile.numbers.values())
         assert {"memory_fraction", "max_model_len", "tp", "kv_dtype"} <= set(profile.flags)
+
+
+def test_a_version_that_no_measured_server_ran_says_so(cli):
+    asked = ("fit", "llama-3-8b", "--gpu", "h100-sxm", "--engine", "vllm", "--engine-version")
+    (record,) = cli(*asked, "0.30", "-o", "json").records
+    assert (record["engine_version"], record["engine_since"]) == ("0.30", "0.21")
+    assert "vLLM 0.30 (rules since 0.21)" in cli(*asked, "0.30").out
+    assert untested("vllm", "0.30") == (
+        "vllm 0.30 is untested: its step times are those of the measured servers (0.12.0 to 0.18.0)",
+    )  # fmt: skip
+    assert untested("vllm", "0.12.1") == untested("vllm", "") == untested("llamacpp", "1.0") == ()
+    deployment = Deployment(load_model("llama-3.1-8b"), load_accelerator("h100-sxm"))
+    assert any("0.30 is untested" in note for note in step_times(deployment, load_engine("vllm", "0.30")).notes)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("diffusion", "llada-8b", "--gpu", "h100-sxm"), ("train", "llama-3-8b"), ("paging",),
+        ("fit", "llama-3-8b", "--gpu", "h100-sxm", "--engine", "vllm"),
+    ],
+)  # fmt: skip
+def test_records_say_what_is_not_modelled(cli, asked):
+    for record in cli(*asked, "-o", "json").records:
+        assert record["not_modelled"]
+        assert all(isinstance(line, str) for line in record["not_modelled"])
 
 
 def test_versions_answer_from_their_since_on():

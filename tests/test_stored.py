@@ -397,6 +397,14 @@ def test_command_line_ends_with_a_finding_where_the_config_differs(tmp_path: Pat
     assert cli("models", tmp_path / "absent", "--stored").code == 2
 
 
+def test_an_answer_about_other_weights_than_those_that_lie_there_says_so_on_stderr(tmp_path: Path, cli: Any) -> None:
+    folder = checkpoint(tmp_path, repacked(gptq), quantised(PACKED["gptq"][1]))
+    answer = cli("what-if", str(folder), "--gpu", "h100-sxm", "-o", "json")
+    assert "note: stored weights DIFFER" in answer.err
+    assert any("DIFFER" in line for line in answer.records[0]["assumes"])
+    assert "DIFFER" not in cli("what-if", str(folder), "--gpu", "h100-sxm", "-o", "json", "--quiet").err
+
+
 def test_command_line_names_the_extra(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

@@ -26,6 +26,8 @@ PREDICTION = re.compile(r"(?:^|\.)(?:mtp|nextn|eh_proj|enorm|hnorm|shared_head)"
 CORRECTION = re.compile(r"(?:^|\.)(?:e_score_correction_bias|expert_bias|exp_probs_b\.bias)$")
 HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer|output|head)\.")
 MOST_NAMED = 3
+DIFFERS = "stored weights DIFFER from the config"
+"""How the summary of a checkpoint begins that is not what its config describes."""
 
 
 class Held(NamedTuple):
@@ -118,7 +120,7 @@ class Agreement:
             )
         more = len(self.differences) - MOST_NAMED
         named = "; ".join(map(str, self.differences[:MOST_NAMED])) + (f"; and {more} more" if more > 0 else "")
-        return f"stored weights DIFFER from the config: {', '.join(parts)}. {named}{aside}"
+        return f"{DIFFERS}: {', '.join(parts)}. {named}{aside}"
 
 
 def _held(name: str, weights: Sequence[Weight]) -> Held:

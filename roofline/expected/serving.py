@@ -8,6 +8,7 @@ constants held (``roofline validate calibrate --serving``).
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -121,6 +122,22 @@ def measured_versions(engine: str) -> str:
     """Versions of the servers that an engine's constants were fitted to: ", versions 1.0 to 1.2"; "" where none is stated."""
     own = fitted()["engine"].get(engine)
     return f", versions {' to '.join(dict.fromkeys(own['versions']))}" if own else ""
+
+
+def untested(engine: str, version: str) -> tuple[str, ...]:
+    """What is to be said of a version that no measured server ran: one sentence, nothing for one between those measured."""
+    own = fitted()["engine"].get(engine)
+    if not version or own is None:
+        return ()
+    low, high = own["versions"][0], own["versions"][-1]
+    if _numbers(low)[:2] <= _numbers(version)[:2] <= _numbers(high)[:2]:
+        return ()
+    measured = " to ".join(dict.fromkeys((low, high)))
+    return (f"{engine} {version} is untested: its step times are those of the measured servers ({measured})",)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
 
 
 def outside(engine: str, gpu: str, ranks: int, layers: int, formats: set[str]) -> tuple[str, ...]:
