@@ -180,7 +180,7 @@ def reference(case: Blocked, tensors: Tensors) -> Tensors:
     a, scales = tensors["a"], tensors["a_scales"]
     if scales is None:
         padded = torch.nn.functional.pad(a.double(), (0, -case.K % GROUP))
-        scales = (padded.unflatten(1, (-1, GROUP)).abs().amax(2).clamp(min=TINY) / TOP).float()
+        scales = (padded.unflatten(1, (-1, GROUP)).abs().amax(2).clamp(min=TINY) / torch.finfo(torch.float8_e4m3fn).max).float()
         a = (a.double() / dequantise(torch.ones_like(a), widest(scales))[:, : case.K]).float().to(torch.float8_e4m3fn)
     weight = tensors["b"].double() * spread_blocks(tensors["b_scales"], case.N, case.K).double()
     return {"out": dequantise(a, widest(scales)) @ weight.T}

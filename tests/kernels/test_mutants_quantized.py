@@ -32,6 +32,8 @@ MUTANTS = [
     Mutant("quantize_kv", "swapped nibbles", "return (low | (high << 4))", "return (high | (low << 4))", "int4-zeros", "rms error"),
     Mutant("quantize_kv", "missing write", "        tl.store(scales + goal, stored, mask=group < GROUPS)\n", "        tl.store(scales + goal, stored, mask=group < GROUPS - 1)\n", "int4-uneven", "k_scales: "),
     Mutant("quantize_kv", "zero point of the next pair", "zeros + slot * (GROUPS // 2) + pair[None, :]", "zeros + slot * (GROUPS // 2) + (pair[None, :] + 1) % (GROUPS // 2)", "int4-zeros", "rms error"),
+    Mutant("quantize_fp8", "wrong largest", "TOP = 448.0", "TOP = 460.0", "tensor", "scales: rms error"),
+    Mutant("quantize_fp8", "wrong largest", "TOP = 448.0", "TOP = 460.0", "ragged", "scales: rms error"),
     Mutant("quantize_kv", "saturated too early", "tl.maximum(tl.div_rn(value, scale[:, None]), -448.0), 448.0)", "tl.maximum(tl.div_rn(value, scale[:, None]), -240.0), 240.0)", "fp8", "rms error"),
 ]  # fmt: skip
 
