@@ -26,6 +26,8 @@ from roofline.parallel.ranks import Sharded
 
 NEWEST_PADDED = ("sm_90", "sm_100", "sm_103", "sm_120")
 """Architectures whose mxfp4 kernels want padded experts."""
+LARGE = 60 * 2**30
+"""Bytes of memory beyond which SGLang reserves at least ``reserve_floor``."""
 MANY = 4
 """Devices from which on communication buffers are those of many."""
 FORWARD_HIGH = Fraction(13, 10)
@@ -276,6 +278,8 @@ def _default_fraction(profile: Profile, accelerator: Accelerator, mesh: Mesh, se
     if dp > 1:
         reserve += profile.figure("reserve_per_dp").value * graph * dp
         reserve += profile.figure("reserve_per_large").value * graph * dp if graph > 300 else 0
+    if total > LARGE:
+        reserve = max(reserve, profile.figure("reserve_floor").value)
     if reserve >= total:
         raise InputError(f"memory fraction: SGLang would reserve more than {accelerator.id} has; give --memory-fraction")
     return Fraction(round(1000 * (total - reserve) / total), 1000)

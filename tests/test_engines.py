@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from roofline import InputError, Model, UnsupportedModel, load_accelerator, load_model
-from roofline.allocation import Allocation, Settings, allocate, contradiction
+from roofline.allocation import Allocation, Settings, allocate, contradiction, filled
 from roofline.cli import run
 from roofline.edits import apply, dtype, kv_dtype
 from roofline.engines.layout import Layout, layout
@@ -476,3 +476,15 @@ def test_bad_engine_options_are_one_line_on_stderr(capsys, arguments, text):
     code, out, err = cli(capsys, "llama-3.1-8b", "-g", "h100-sxm", *arguments)
     assert (code, out) == (2, "")
     assert text in err
+
+
+def test_sglang_leaves_ten_gibibytes_of_a_large_gpu():
+    """sglang 0.5.3 and later, server_args.py: reserved_mem is at least 10 GiB where the GPU has more than 60 GiB."""
+    model, h100, small = load_model("llama-3.1-8b"), load_accelerator("h100-sxm"), load_accelerator("l40s")
+    asked = Settings(max_model_len=4096, batched_tokens=2048, sequences=64)
+    newest, before = load_engine("sglang"), load_engine("sglang", "0.5.1")
+    total = h100.reported.value
+    fraction = filled(model, newest, h100, Mesh(), asked).memory_fraction
+    assert float(fraction) == pytest.approx(1 - 10 * 2**30 / total, abs=6e-4)
+    assert filled(model, before, h100, Mesh(), asked).memory_fraction > fraction
+    assert filled(model, newest, small, Mesh(), asked).memory_fraction == filled(model, before, small, Mesh(), asked).memory_fraction

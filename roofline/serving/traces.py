@@ -155,7 +155,7 @@ def _parsed(path: Path, text: str, line: int | None) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", None) or "nested too deeply, or a number too long"
-        raise _fail(path, line, f"not JSON: {reason}") from None
+        raise _fail(path, line or getattr(error, "lineno", None), f"not JSON: {reason}") from None
 
 
 def _lower(record: Any, path: Path, line: int) -> dict[str, Any]:

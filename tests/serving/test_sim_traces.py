@@ -190,9 +190,13 @@ def test_errors_say_where(tmp_path: Path) -> None:
     path = written(tmp_path, AZURE.replace("879", "many"))
     with pytest.raises(InputError, match="line 4: prompt is 'many', not a number of tokens"):
         read_trace(path)
-    with pytest.raises(InputError, match="no such file|a folder"):
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text('{"arrival_s": 0, "prompt_tokens": 5,\n"outp', encoding="utf-8")
+    with pytest.raises(InputError, match="line 2: not JSON"):
+        read_trace(cut)
+    with pytest.raises(InputError, match="no such file"):
         read_trace(tmp_path / "nowhere.csv")
-    with pytest.raises(InputError, match="no such file|a folder"):
+    with pytest.raises(InputError, match="a folder; name the file in it"):
         read_trace(tmp_path)
 
 
