@@ -180,7 +180,7 @@ def compress(
     compress_kernel[(len(cached), parts(longest, every, series))](
         x, state, bias, gain, angles, table, starts, cached, stored, scales, table.shape[1], epsilon,
         DIM=DIM, BLOCK=1 << (DIM - 1).bit_length(), EVERY=every, SERIES=series, ROTARY=angles.shape[1],
-        ROWS=rows_for(DIM, every, series), PAGE=page, num_warps=4,
+        ROWS=rows_for(DIM, every, series), PAGE=page, num_warps=4 if DIM <= 512 else 8,
     )  # fmt: skip
 
 

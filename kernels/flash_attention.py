@@ -427,8 +427,7 @@ TOLERANCE = {
     "fp16": Tolerance(6e-4, "weights of at most 1 are rounded to fp16 before they multiply values; the result once more"),
     "fp32": Tolerance(2e-6, "fp32 sums in another order, exp2 in place of exp"),
 }
-LONG = ((4096, 0),) * 4
-KERNEL = {"flash_attention_kernel": "HGMMA"}
+LONG, KERNEL = ((4096, 0),) * 4, {"flash_attention_kernel": "HGMMA"}
 BUILDS = (
     Build(Prefill("llama-8b", "bf16", LONG, 32, 8, 128), KERNEL, (), EVERYWHERE),
     Build(Prefill("full-64", "bf16", LONG, 32, 8, 64, mask="full"), KERNEL),
@@ -437,7 +436,8 @@ BUILDS = (
     Build(Prefill("latent", "bf16", LONG, 16, 16, 192, V=128), KERNEL),
     Build(Prefill("chunk", "fp16", LONG, 32, 8, 128, mask="chunk", size=8192), KERNEL),
     Build(Prefill("block", "bf16", LONG, 32, 8, 128, mask="block", size=32), KERNEL),
-    Build(Prefill("single", "fp32", LONG, 16, 16, 64)),
+    Build(Prefill("wide-window", "bf16", LONG, 16, 8, 256, mask="window", size=1024), KERNEL),
+    Build(Prefill("single", "fp32", LONG, 16, 16, 128)),
 )
 MEASURED = (
     Prefill("llama-8b-4k", "bf16", ((4096, 0),) * 4, 32, 8, 128),

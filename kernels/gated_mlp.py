@@ -63,7 +63,7 @@ def gated_mlp_kernel(
 def choose(M: int, F: int, K: int, dtype: str, device: Device) -> Tiles:
     """Tiles by shape, operand type and device: two accumulators halve the columns that ``gemm`` takes."""
     if dtype == "fp32":
-        return Tiles(32, 32, 32, warps=8, stages=2)
+        return Tiles(32, 32, 16 if K % 16 else 32, warps=4, stages=2)
     if M <= 32:
         narrow = 16 if ceil_div(F, 32) < device.units else 32
         return Tiles(max(16, 1 << (M - 1).bit_length()), narrow, 128, warps=4, stages=3)
@@ -185,6 +185,9 @@ BUILDS = (
     Build(Gated("batch-64", "bf16", 64, 4096, 14336), {"gated_mlp_kernel": "HGMMA"}),
     Build(Gated("decode", "bf16", 16, 4096, 14336), {"gated_mlp_kernel": "HMMA"}),
     Build(Gated("single", "fp32", 512, 1024, 1024)),
+    Build(Gated("ragged", "bf16", 4095, 1001, 1003), {"gated_mlp_kernel": "HGMMA"}),
+    Build(Gated("one-column", "bf16", 40, 1, 16)),
+    Build(Gated("single-ragged", "fp32", 45, 110, 77)),
 )
 MEASURED = (
     Gated("prefill-4k", "bf16", 4096, 4096, 14336),

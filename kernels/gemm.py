@@ -349,6 +349,9 @@ BUILDS = (
     Build(Gemm("large-fp8", "fp8", *LARGE, "bf16"), {"gemm_tma_kernel": "QGMMA"}, TMA),
     Build(Gemm("large-int8", "int8", *LARGE, "int32"), {"gemm_tma_kernel": "IGMMA"}, TMA),
     Build(Gemm("single", "fp32", 1024, 1024, 1024, "fp32")),
+    Build(Gemm("ragged", "bf16", 4095, 4097, 4099, "bf16"), {"gemm_kernel": "HGMMA"}),
+    Build(Gemm("ragged-bias", "bf16", 4096, 4096, 11000, "bf16", bias=True), {"gemm_kernel": "HGMMA"}),
+    Build(Gemm("vocabulary", "bf16", 4096, 50257, 4096, "bf16"), {"gemm_kernel": "HGMMA"}),
 )
 MEASURED = (
     Gemm("square-8k", "bf16", 8192, 8192, 8192, "bf16"),

@@ -83,7 +83,7 @@ def choose(M: int, N: int, K: int, fused: bool, device: Device) -> Tiles:
         tiles = ceil_div(N, 64)
         splits = max(1, min(ceil_div(2 * device.units, tiles), ceil_div(K, 4 * GROUP), 16))
         return Tiles(max(16, 1 << (M - 1).bit_length()), 64, GROUP, 1 << (splits.bit_length() - 1), stages=4)
-    if M <= 64 or ceil_div(M, 128) * ceil_div(N, 128) < device.units:
+    if M <= 64 or K % 16 or ceil_div(M, 128) * ceil_div(N, 128) < device.units:
         return Tiles(64, 64, GROUP, stages=4)
     return Tiles(64 if fused else 128, 128, GROUP, warps=4 if fused else 8, stages=4)
 

@@ -81,7 +81,7 @@ def choose(M: int, N: int, K: int, device: Device) -> Tiles:
     if M <= 32:
         return Tiles(max(16, 1 << (M - 1).bit_length()), 32 if ceil_div(N, 64) < device.units else 64, 256, warps=4, stages=4)
     large = device.shared >= 200_000
-    if M <= 64 or ceil_div(M, 128) * ceil_div(N, 128) < device.units:
+    if M <= 64 or K % 16 or ceil_div(M, 128) * ceil_div(N, 128) < device.units:
         return Tiles(64, 64, 128, warps=4, stages=4 if large else 3)
     return Tiles(128, 128, 128 if large else 64, warps=8, stages=4 if large else 2)
 

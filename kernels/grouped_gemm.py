@@ -419,6 +419,8 @@ BUILDS = (
     Build(Experts("qwen3-decode", "bf16", 128, 8, *QWEN3, gated=True), unit("HMMA")),
     Build(Experts("fp8-prefill", "bf16", 8192, 8, *QWEN3, "fp8", gated=True), unit("QGMMA")),
     Build(Experts("fp8-down", "bf16", 8192, 8, 128, 2048, 768, "fp8", gathers=False), unit("QGMMA")),
+    Build(Experts("ragged", "bf16", 4000, 2, 4, 200, 301, gated=True), unit("HGMMA")),
+    Build(Experts("fp8-ragged", "bf16", 4000, 2, 4, 200, 300, "fp8"), unit("QGMMA")),
     Build(Experts("gpt-oss-prefill", "bf16", 8192, 4, *GPT_OSS, "mxfp4", gated=True), unit("HGMMA")),
     Build(Experts("gpt-oss-decode", "bf16", 64, 4, *GPT_OSS, "mxfp4", gated=True), unit("HMMA")),
 )

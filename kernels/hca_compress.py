@@ -18,7 +18,10 @@ CASES = (
     Pooling("every-token", "bf16", ((6, 3),), 16, 1, False, 4, page=4),
 )
 TOLERANCE = {name: POOLED[name] for name in ("bf16", "fp16", "fp32")}
-BUILDS = (Build(Pooling("v4-prefill", "bf16", ((8192, 0),), 512, 128, False, 64, page=64)),)
+BUILDS = (
+    Build(Pooling("v4-prefill", "bf16", ((8192, 0),), 512, 128, False, 64, page=64)),
+    Build(Pooling("wide-decode", "bf16", ((1, 32),) * 64, 600, 11, False, 32)),
+)
 MEASURED = (
     Pooling("v4-prefill-32k", "bf16", ((32768, 0),), 512, 128, False, 64, page=64),
     Pooling("v4-decode-128", "bf16", ((1, 4095),) * 128, 512, 128, False, 64, page=64),

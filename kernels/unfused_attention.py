@@ -96,13 +96,13 @@ def values_kernel(
     tl.store(at, total.to(out.dtype.element_ty), mask=(row[:, None] < T) & (column[None, :] < V))
 
 
-def choose(T: int, dtype: str, device: Device) -> Tiles:
-    """One cut for both products: by queries, operand type and device."""
+def choose(T: int, keys: int, dtype: str, device: Device) -> Tiles:
+    """One cut for both products: by queries, keys (rows of scores that begin anywhere), operand type and device."""
     if dtype == "fp32":
         return Tiles(32, 32, 32, warps=4, stages=2)
     if T <= 64 or device.shared < 200_000:
         return Tiles(64, 64, 64 if device.shared >= 100_000 else 32, warps=4, stages=2)
-    return Tiles(128, 128, 64, warps=8, stages=3)
+    return Tiles(128, 64 if keys % 16 else 128, 64, warps=8, stages=3)
 
 
 def unfused_attention(
@@ -129,7 +129,7 @@ def unfused_attention(
     out = buffers.empty(B, T, N, V, dtype=q.dtype, device=q.device)
     scores, weights = (buffers.empty(B, N, T, keys, dtype=q.dtype, device=q.device) for _ in range(2))
     if out.numel():
-        cut = tiles or choose(T, NAMES[q.dtype], of(q))
+        cut = tiles or choose(T, keys, NAMES[q.dtype], of(q))
         shape: dict[str, Any] = {"N": N, "K": K, "BM": cut.BM, "BN": cut.BN, "BK": cut.BK}
         shape |= {"num_warps": cut.warps, "num_stages": cut.stages}
         rows = ceil_div(T, cut.BM)
@@ -160,7 +160,7 @@ class Dense(Case):
     @property
     def cut(self) -> Tiles:
         """The tiles of its launch."""
-        return self.tiles or choose(self.T, self.dtype, current())
+        return self.tiles or choose(self.T, self.S + self.T, self.dtype, current())
 
 
 def inputs(case: Dense, device: str) -> Tensors:
