@@ -487,4 +487,6 @@ def test_sglang_leaves_ten_gibibytes_of_a_large_gpu():
     fraction = filled(model, newest, h100, Mesh(), asked).memory_fraction
     assert float(fraction) == pytest.approx(1 - 10 * 2**30 / total, abs=6e-4)
     assert filled(model, before, h100, Mesh(), asked).memory_fraction > fraction
-    assert filled(model, newest, small, Mesh(), asked).memory_fraction == filled(model, before, small, Mesh(), asked).memory_fraction
+    assert (
+        filled(model, newest, small, Mesh(), asked).memory_fraction == filled(model, before, small, Mesh(), asked).memory_fraction
+    )

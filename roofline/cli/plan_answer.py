@@ -9,6 +9,7 @@ from typing import Any
 from roofline.cli.output import Cells, Output
 from roofline.planner.ceilings import Ceiling, busiest, ceilings, users
 from roofline.planner.choose import Choice
+from roofline.planner.disaggregate import way_out
 from roofline.planner.launch import Launch, launch_records, launches, script
 from roofline.planner.prices import watts
 from roofline.planner.search import Plan, Point, frontier
@@ -66,7 +67,7 @@ def _deployment(plan: Plan) -> Record:
         if front is None
         else {
             "instances": front.instances, "gpus_per_instance": front.setup.gpus, "mesh": front.setup.mesh.flags,
-            "transfer_s": plan.transfer_s,
+            "link": way_out(setup), "transfer_s": plan.transfer_s,
         },
         "weights": setup.variant.weights,
         "kv": setup.variant.kv,
@@ -168,6 +169,16 @@ def _outside(plan: Plan) -> list[str]:
 def _kind(plan: Plan) -> str:
     """What the step times are worth, in a word."""
     return "extrapolated" if _outside(plan) else plan.setup.times.provenance
+
+
+def _travel(choices: Sequence[Choice], load: Workload) -> list[str]:
+    """How caches come from where prompts run to where tokens do."""
+    from roofline.units import latency
+
+    apart = (choice.plan for choice in choices if choice.plan.prefill is not None)
+    return [
+        f"a cache of {load.isl:,} tokens travels over {way_out(p.setup)} in {latency(p.transfer_s)}: {label(p)}" for p in apart
+    ]
 
 
 def _cells(choices: Sequence[Choice], load: Workload, percentile: float) -> Cells:
@@ -310,6 +321,6 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
     if confirmed and not out.silent:
         out.note("", out.paint("launch", "bold"), script(launch))
     notes = dict.fromkeys(note for choice in confirmed for note in choice.plan.setup.notes)
-    lines = [*notes, *assumes(solved)]
+    lines = [*notes, *_travel(confirmed, question.load), *assumes(solved)]
     out.note("", *solved.notes, *(f"assumes: {line}" for line in lines), f"not modelled: {NOT_MODELLED}")
     return 0 if confirmed else 1

@@ -29,13 +29,18 @@ FEW = 8
 NETWORKS = ("network", "pcie", "ici")
 
 
+def way_out(setup: Setup) -> str | None:
+    """Name of the link over which caches leave; None where the GPU's file lists none."""
+    return next((name for name in NETWORKS if name in setup.accelerator.links), None)
+
+
 def transfer_seconds(setup: Setup, tokens: int) -> float | None:
     """Seconds to send the cache of a prompt from all GPUs of a rank at once; None where the GPU's file lists no way out."""
-    link = next((setup.accelerator.links[name] for name in NETWORKS if name in setup.accelerator.links), None)
-    if link is None:
+    name = way_out(setup)
+    if name is None:
         return None
     senders = setup.mesh.tp * setup.mesh.pp
-    return float(setup.variant.model.state_bytes(tokens)) / (senders * float(link.bandwidth.value))
+    return float(setup.variant.model.state_bytes(tokens)) / (senders * float(setup.accelerator.links[name].bandwidth.value))
 
 
 def prompt_seconds(setup: Setup, load: Workload) -> float:

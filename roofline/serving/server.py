@@ -77,6 +77,14 @@ def engine_cache(deployment: Deployment, engine: Profile, settings: Settings, le
     if pages is None or tokens is None:
         return Cache(None, BLOCK, filled.max_model_len, FROM_ENGINE, "the state does not grow with the text",
                      filled.sequences, filled.batched_tokens)  # fmt: skip
+    assert filled.max_model_len is not None
+    if not any(kind.token_bytes for kind, _ in pages.groups):
+        requests = int(pages.concurrency(found.pool.best, filled.max_model_len, filled.batched_tokens))
+        each = f"{engine.number('pinned_states')} blocks of state for each, which do not grow"
+        note = f"room for {requests:,} requests, as {engine.name} {engine.since} allocates it: {each}"
+        return Cache(
+            requests, filled.max_model_len, filled.max_model_len, FROM_ENGINE, note, filled.sequences, filled.batched_tokens
+        )
     even = ""
     if not pages.uniform:
         tokens = int(pages.concurrency(found.pool.best, length, filled.batched_tokens) * length)

@@ -226,3 +226,13 @@ def test_lists_of_objects_in_csv_are_json(cli):
 
     (row,) = csv.DictReader(io.StringIO(cli(*ONE, "-o", "csv", "-q").out))
     assert json.loads(row["ceilings"].split("; ")[0])["ceiling"]
+
+
+def test_caches_that_travel_name_their_link_and_time(cli):
+    arguments = ("plan", "llama-3.1-8b", "--isl", 3000, "--osl", 200, "--rate", 12, "--tpot", "8ms", "--ttft", "1s", "--bound",
+                 "--gpus", "h100-sxm", "--max-gpus", 8, "--dtype", "bf16", "--kv-dtype", "bf16", "--requests", 200,
+                 "--show", 6)  # fmt: skip
+    apart = [one for one in cli(*arguments, "-o", "json").records if one["mode"] == "disaggregated"]
+    assert apart
+    assert {one["prefill"]["link"] for one in apart} == {"network"}
+    assert "assumes: a cache of 3,000 tokens travels over network in " in cli(*arguments).out

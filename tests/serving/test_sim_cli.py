@@ -327,3 +327,13 @@ def test_hashes_of_a_trace_cover_its_prompt(cli: Callable[..., Any], tmp_path: P
     path.write_text('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2, 3]}\n', encoding="utf-8")
     answer = cli("simulate", "llama-3-8b", "--gpu", "h100-sxm", "--trace", path)
     assert "3 hash_ids of 512 tokens for a prompt of 600" in answer.err
+
+
+def test_states_of_fixed_size_are_counted_by_requests(cli: Callable[..., Any]) -> None:
+    """They do not grow, so that nobody is pushed out."""
+    arguments = ("mamba2-2.7b", "--gpu", "h100-sxm", "--engine", "vllm", "--max-model-len", "2048", "-o", "json")
+    (found,) = cli("simulate", *arguments, "--concurrency", "256", "--isl", "500", "--osl", "100", "--requests", "400").records
+    (fit,) = cli("fit", *arguments).records
+    assert found["preemptions"] == 0
+    assert found["kv_blocks"] == int(fit["max_concurrency"])
+    assert found["kv_occupancy_peak"] == 1
