@@ -165,7 +165,8 @@ def test_ceilings_are_named_and_the_lowest_binds():
     assert beyond is None or beyond.tpot_s > 0.02
     memory = found["memory bandwidth"]
     assert memory is not None
-    step = ONE.deployment.decode(memory, 1100).timing.memory + memory / 200 * ONE.deployment.prefill(1, 1000).timing.memory
+    few, many = (ONE.deployment.prefill(number, 1000).timing.memory for number in (64, 128))
+    step = ONE.deployment.decode(memory, 1100).timing.memory + memory / 200 * (many - few) / 64
     assert step == pytest.approx(0.02, rel=0.02)
     twice = {one.name: one.users for one in ceilings(Plan(ONE, 2048, 32, 2, sized), load, objective)}
     assert twice["KV memory"] == 2 * found["KV memory"]
