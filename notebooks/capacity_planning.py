@@ -73,10 +73,10 @@ lines_plot(
 # %%
 best = chosen.confirmed[0].plan
 print(", ".join(f"{one.name} {one.users:,}" for one in ceilings(best, chat, slo) if one.users is not None))
-for flip in sensitivity(found.plans, chat, slo, answer.rents, most, {}):
+for flip in sensitivity(found.plans, chat, slo, answer.rents, most, {}, chosen):
     change = "no change"
     if flip.flips_at is not None:
-        change = f"{'below' if flip.flips_at < flip.nominal else 'above'} {flip.flips_at:.3g}: {flip.to}"
+        change = f"{'below' if flip.flips_at < flip.nominal else 'above'} {flip.flips_at:.4g}: {flip.to}"
     print(f"{flip.assumption} ({flip.low:g} to {flip.high:g}): {change}")
 
 # %% [markdown]
