@@ -14,8 +14,9 @@ import torch
 
 from roofline.components.mla import ExpandedAttention
 from roofline.cost import Cost
+from roofline.errors import InputError
 from roofline.kernels import flash_attention as flash
-from roofline.kernels.arguments import check_starts
+from roofline.kernels.arguments import FLOATING, check, check_starts, within
 from roofline.kernels.flash_attention import Prefill, Tiles, flash_attention
 from roofline.kernels.gemm import gemm
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
@@ -27,8 +28,13 @@ def expand(entries: torch.Tensor, weight: torch.Tensor, N: int, rank: int) -> tu
     """Keys ``[keys, N, H + P]`` and values ``[keys, N, V]`` from entries ``[keys, rank + P]``.
 
     ``weight [N (H + V), rank]`` holds each head's rows of keys (H = V), then of values; the rotary key is copied to every
-    head.
+    head. Raises InputError for arguments that do not fit each other.
     """
+    check("entries", entries, (None, None), FLOATING, strides="any")
+    within("rank", rank, 1, entries.shape[1])
+    check("weight", weight, (None, rank), (entries.dtype,), entries, "any")
+    if N < 1 or len(weight) % (2 * N):
+        raise InputError(f"weight: {len(weight)} rows are not keys and values of {N} heads")
     heads = gemm(entries[:, :rank], weight.T).view(len(entries), N, -1)
     keys, values = heads.chunk(2, dim=2)
     rotary = entries[:, None, rank:].expand(-1, N, -1)
