@@ -61,6 +61,16 @@ def test_simulations_over_processes_are_those_of_a_loop(cli: Callable[..., Any])
     assert alone.out == together.out
 
 
+def test_gaps_between_tokens_are_the_same_to_the_last_bit_in_another_process(cli: Callable[..., Any]) -> None:
+    """Means over many gaps are sums in an order of their own, not products that threads divide among them."""
+    pytest.importorskip("joblib")
+    load = ("--rate", "4,8", "--isl", "500:900", "--osl", "lognormal:100:0.5", "--requests", "600", "-o", "json")
+    alone, two = (
+        cli("simulate", "llama-3-8b", "--gpu", "h100-sxm", "--engine", "vllm", *load, "--jobs", jobs).records for jobs in "12"
+    )
+    assert alone == two
+
+
 def test_simulations_over_a_cluster_are_those_of_a_loop(cli: Callable[..., Any], cluster: Any) -> None:
     alone, together = cli(*ASKED), cli(*ASKED, "--cluster", cluster.scheduler_address)
     assert together.code == 0, together.err
