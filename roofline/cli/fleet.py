@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,10 @@ from roofline.cli.bundles import bundled
 from roofline.cli.options import Model, complete_engines, complete_gpus
 from roofline.cli.output import OUTPUT, Cells, Output
 from roofline.errors import InputError
+
+if TYPE_CHECKING:
+    from roofline.accelerator import Accelerator
+    from roofline.engines.profile import Profile
 
 UTILISATION, SEQUENCE = "0.5", 4096
 
@@ -115,8 +119,10 @@ def fleet(
     load = Workload(*(_one(sweeps.whole_numbers([text], name), name) for text, name in ((isl, "isl"), (osl, "osl"))))
     loaded, profile, chips = load_model(model), load_engine(engine), _gpus(gpus)
     check_served(loaded, load.length)
-    for chip in chips:
-        profile.check(chip)
+    refused = _refusals(profile, chips)
+    chips = [chip for chip in chips if chip.id not in refused]
+    if not chips:
+        raise InputError("; ".join(refused.values()))
     given = parse_prices(price, {name: gpu.id for gpu in chips for name in (gpu.id, *gpu.aliases)})
     objective = Objective(None, _seconds(tpot, "tpot"))
     candidates, notes = comparable(
@@ -125,6 +131,7 @@ def fleet(
             for setup in setups(loaded, variants(loaded, None, None, profile, gpu), gpu, profile, load.length, 16, bound=bound)
         ]
     )  # fmt: skip
+    notes = [*(f"{gpu} left out: {why}" for gpu, why in refused.items()), *notes]
     records = []
     for gpu in chips:
         found = [setup for setup in candidates if setup.accelerator.id == gpu.id]
@@ -169,6 +176,17 @@ def fleet(
     ]
     out.note("", *notes, *(f"assumes: {line}" for line in lines))
     return 0
+
+
+def _refusals(engine: Profile, chips: Sequence[Accelerator]) -> dict[str, str]:
+    """Why an engine does not run on accelerators, by their ids."""
+    found = {}
+    for chip in chips:
+        try:
+            engine.check(chip)
+        except InputError as error:
+            found[chip.id] = str(error)
+    return found
 
 
 def _training(found: Any) -> Record:

@@ -236,3 +236,9 @@ def test_caches_that_travel_name_their_link_and_time(cli):
     assert apart
     assert {one["prefill"]["link"] for one in apart} == {"network"}
     assert "assumes: a cache of 3,000 tokens travels over network in " in cli(*arguments).out
+
+
+def test_a_fleet_leaves_out_what_its_engine_does_not_run_on(cli):
+    told = cli("fleet", "llama-3.2-1b", "--tokens-per-day", "1T", "--engine", "trtllm", "--bound")
+    assert told.code == 0
+    assert "mi300x left out: engine: TensorRT-LLM does not run on mi300x" in told.out
