@@ -20,7 +20,7 @@ from roofline.cost import Cost
 from roofline.errors import InputError
 from roofline.formats import INT8
 from roofline.kernels import buffers
-from roofline.kernels.arguments import FLOATING, HALF, SINGLE, check, check_tile
+from roofline.kernels.arguments import FLOATING, SINGLE, check, check_tile
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.gemm import Tiles, place
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
@@ -88,7 +88,7 @@ def choose(M: int, N: int, K: int, device: Device) -> Tiles:
 
 def quantize_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``x [M, K]`` as int8 codes ``[M, K]`` and fp32 scales ``[M]`` with ``x = codes * scales`` up to half a scale."""
-    check("x", x, (None, None), HALF)
+    check("x", x, (None, None), FLOATING)
     M, K = x.shape
     codes = buffers.empty(M, K, dtype=torch.int8, device=x.device)
     scales = buffers.empty(M, dtype=torch.float32, device=x.device)
@@ -104,10 +104,10 @@ def gemm_int8(
 ) -> torch.Tensor:  # fmt: skip
     """``(a * a_scale[:, None]) @ (b * b_scale[:, None]).T + bias`` for a weight ``b [N, K]`` of int8.
 
-    ``a [M, K]`` is int8 with fp32 scales ``[M]``, or 16 bits with ``a_scale`` None: then it is quantised first. Raises
+    ``a [M, K]`` is int8 with fp32 scales ``[M]``, or floating-point with ``a_scale`` None: then it is quantised first. Raises
     InputError for arguments that do not fit each other.
     """
-    check("a", a, (None, None), HALF if a_scale is None else (torch.int8,))
+    check("a", a, (None, None), FLOATING if a_scale is None else (torch.int8,))
     M, K = a.shape
     check("b", b, (None, K), (torch.int8,), a)
     N = len(b)

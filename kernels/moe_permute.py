@@ -19,7 +19,7 @@ import triton.language as tl
 from roofline.components.moe import combine as combine_component
 from roofline.components.moe import permute as permute_component
 from roofline.kernels import buffers
-from roofline.kernels.arguments import FLOATING, INT32, NARROW, SINGLE, check, check_distinct, check_indices
+from roofline.kernels.arguments import FLOATING, INT32, NARROW, SINGLE, check, check_indices
 from roofline.kernels.moe_router import padded
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
@@ -141,7 +141,7 @@ def permute(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Tokens ``x [T, D]`` copied to their ``rows [T, k]``: ``[T k, D]``, in the order of experts."""
     check("x", x, (None, None), (*FLOATING, *NARROW))
     check("rows", rows, (len(x), None), INT32, x)
-    check_distinct("rows", rows, rows.numel())
+    check_indices("rows", rows, rows.numel())
     (T, D), k = x.shape, rows.shape[1]
     out = buffers.empty(T * k, D, dtype=x.dtype, device=x.device)
     if T:

@@ -18,7 +18,7 @@ KERNELS = {
     "gated_mlp": "Gate, up and activation of a feed-forward block in one kernel.",
     "hyper_connections": "Hyper-connections: projection, Sinkhorn weights and collapse, mix behind the sub-layer.",
     "csa_compress": "Pooling of overlapping blocks of tokens into entries, with its rolling state (DeepSeek-V4 CSA).",
-    "compressed_attention": "Decode over a window, compressed entries (all or selected) and a sink, in 16 bits or the 584-byte layout.",
+    "compressed_attention": "Decode over a window, compressed entries (all or selected) and a sink; 16 bits or 584 bytes.",
     "flash_attention": "Prefill attention: every mask, grouped heads, sinks, soft cap, cached prefixes, ragged batches.",
     "flash_decoding": "Decode attention over pages, keys split over programs; windows, sinks, trees, 8-bit caches.",
     "hca_compress": "Pooling of long blocks of tokens into one entry each, with its rolling state (DeepSeek-V4 HCA).",

@@ -25,7 +25,7 @@ MUTANTS = [
     Mutant("topk_select", "extra load", "    wanted = tl.minimum(K, count)\n", "    wanted = tl.minimum(K, count)\n    tl.load(row)\n", "chosen", "topk_select_kernel.scores: "),
     Mutant("sparse_mla_decode", "wrong page", "slot = page * PAGE + position % PAGE", "slot = page * PAGE + (position + 1) % PAGE", "apart", "rms error"),
     Mutant("sparse_mla_decode", "selection of another token", "query.to(tl.int64) * K + place", "sequence.to(tl.int64) * T * K + place", "apart", "sparse_mla_decode_kernel.selected: "),
-    Mutant("sparse_mla_decode", "entry too many", "count = tl.minimum(K, ", "count = tl.minimum(K + 1, ", "apart", "OutOfBounds"),
+    Mutant("sparse_mla_decode", "entry too many", "count = tl.maximum(0, tl.minimum(K, ", "count = tl.maximum(0, tl.minimum(K + 1, ", "apart", "OutOfBounds"),
     Mutant("sparse_mla_decode", "missing write", "tl.store(weights + at * SPLITS + part, weighed, mask=real)", "tl.store(weights + at * SPLITS + part, weighed, mask=real & (part > 0))", "single", "NaN"),
     Mutant("sparse_mla_decode", "wrong mask", "score = tl.where(inside[None, :], score, float(\"-inf\"))", "score = tl.where(inside[None, :], score, 0.0)", "single", "rms error"),
     Mutant("csa_compress", "state not written", "((before + token) % POOLED)[:, None]", "((before + token + 1) % POOLED)[:, None]", "chunk", "state: "),
