@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Speculative decoding: where it pays
+# # Speculative decoding, and where it pays
 #
 # Checking is cheaper than generating: one pass of the target over $\gamma + 1$ tokens reads the weights once, as does a pass
 # over one token. So let a cheap draft guess $\gamma$ tokens, check them all in one pass, and keep the longest prefix that

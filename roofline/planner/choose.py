@@ -93,5 +93,5 @@ def choose(
         for other in _more(plan, load, objective, verdict):
             if other.gpus <= most_gpus:
                 heapq.heappush(heap, (order_of(other, load), next(number), other))
-    confirmed.sort(key=lambda choice: (*order_of(choice.plan, load)[:2], choice.verdict.tpot_s))
+    confirmed.sort(key=lambda one: (*order_of(one.plan, load)[:2], one.plan.prefill is not None, one.verdict.tpot_s))
     return Chosen(confirmed, refuted, [plan for _, _, plan in heap])

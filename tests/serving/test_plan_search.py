@@ -102,6 +102,20 @@ def test_a_deployment_that_misses_is_tried_again_with_more_instances():
     assert choose(plans, load, objective, 1, 2, check).confirmed == [], "not with more GPUs than there may be"
 
 
+def test_of_equal_rent_the_simpler_deployment_comes_first():
+    load, objective = Workload(1000, 200, rate=4.0), Objective(1.0, 0.05)
+    split = disaggregated(candidates(), load, objective, RENTS, 16)[0][0]
+    instances = split.gpus // split.setup.deployment.mesh.ranks
+    whole = replace(split, prefill=None, instances=instances)
+    assert cost(whole)[:2] == cost(split)[:2]
+
+    def check(plan: Plan, *_: Any) -> Verdict:
+        return Verdict(0.1, 0.2, 0.02 if plan.prefill is None else 0.01, 4.0, 100, 0, 0, 0.5, 8.0, True)
+
+    confirmed = choose([split, whole], load, objective, 2, 16, check).confirmed
+    assert [choice.plan.prefill is None for choice in confirmed] == [True, False]
+
+
 def test_the_first_is_the_cheapest_of_all_that_meet_the_limits():
     load, objective = Workload(1000, 200, rate=6.0), Objective(0.5, 0.02)
     found = searched(load, objective)
