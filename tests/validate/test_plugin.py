@@ -47,6 +47,7 @@ SHARE = """
 def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     pytester.makefile(".toml", pyproject="[tool.pytest.ini_options]\n")
     return pytester
 
