@@ -105,13 +105,14 @@ def tables(gpu: str, operator: str, file: str) -> list[Table]:
 
 def joined(rows: Any, columns: list[str], named: bool = False) -> list[str]:
     """The values of some columns of each row, joined by "|" (with ``named``, each as "column=value")."""
+    import numpy
     import pandas
 
     parts: list[list[str]] = []
     for column in columns:
         codes, values = pandas.factorize(rows[column])
         texts = [f"{column}={value}" if named else str(value) for value in values]
-        parts.append([texts[code] for code in codes])
+        parts.append(numpy.array(texts, dtype=object)[codes].tolist())
     return list(map("|".join, zip(*parts, strict=True)))
 
 
