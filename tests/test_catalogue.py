@@ -7,11 +7,12 @@ transformers cannot build, the totals that their publishers give. Key-value byte
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from roofline.configs import load
-from roofline.configs.load import load_model, model_names, normalise, read_catalog
+from roofline.configs.load import full_name, load_model, model_names, normalise, read_catalog
 from roofline.errors import InputError
 
 PARAMETERS = {
@@ -157,3 +158,11 @@ def test_a_catalogued_model_loads_in_three_milliseconds() -> None:
         load_model("llama-2-70b")
         taken.append(time.perf_counter() - start)
     assert min(taken) < 3e-3
+
+
+def test_an_engine_loads_a_full_name_or_the_folder_of_a_config(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+    assert full_name("llama-3.1-8b") == "meta-llama/Llama-3.1-8B"
+    assert full_name(str(file)) == str(tmp_path)
+    assert full_name(str(tmp_path)) == str(tmp_path)

@@ -47,11 +47,12 @@ def read_catalog(name: str) -> dict[str, Any]:
 
 
 def full_name(name: str) -> str:
-    """What an engine loads for a model of the catalogue: its full name; the text as it is for anything else."""
+    """What an engine loads: the full name of a model of the catalogue, the folder of a config file, else the text as it is."""
     try:
         return str(read_catalog(normalise(name)).get("full_name") or name)
     except KeyError:
-        return name
+        path = Path(name)
+        return str(path.parent.absolute()) if path.suffix == ".json" and path.is_file() else name
 
 
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
