@@ -286,6 +286,14 @@ def _own(file: str | None, gpu: str, out: Output) -> int:
     scores = report_own(Path(file), load_accelerator(gpu).id)
     _show_scores(scores, out)
     out.note(*(score.note for score in scores if score.note and score.band is None))
+    beaten = [score for score in scores if score.bound_violations and score.band is None]
+    out.note(
+        *(
+            f"{score.cls} {score.kernel} {score.dtype}: {score.bound_violations} of {score.n} rows are faster than {gpu} allows; "
+            "check their timer, type and shape"
+            for score in beaten
+        )
+    )
     return FINDING if any(score.bound_violations for score in scores) else OK
 
 
