@@ -157,4 +157,4 @@ def test_rows_that_beat_the_device_are_said_in_words(tmp_path: Path, capsys) -> 
     rows = ["class,latency_us,dtype,m,n,k", "gemm,190,bf16,4096,4096,4096", "gemm,19,bf16,4096,4096,4096"]
     (tmp_path / "own.csv").write_text("\n".join([*rows, "gemm,380,bf16,8192,4096,4096", "gemm,60,bf16,64,8192,8192"]))
     assert run(["validate", "own", "--file", str(tmp_path / "own.csv")]) == 1
-    assert "1 of 4 rows are faster than h100-sxm allows" in capsys.readouterr().err
+    assert "1 of 4 rows are faster than h100-sxm allows" in capsys.readouterr().out
