@@ -28,7 +28,7 @@ from roofline.cli.picture import measured as measured_points
 from roofline.errors import InputError, suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from matplotlib.figure import Figure
 
@@ -53,6 +53,10 @@ def _phase(text: str, known: tuple[str, ...]) -> str:
     if text not in known:
         raise InputError(f"phase: {text!r} is not one of {', '.join(known)}.{suggest(text, known)}")
     return text
+
+
+def _source(cases: Mapping[str, Deployment], source_len: str | None) -> int:
+    return source_length([deployment.model for deployment in cases.values()], source_len)
 
 
 @bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
@@ -91,7 +95,7 @@ def roofline(
         one(context, "context", CONTEXT, 0),
         one(isl, "isl", PROMPT),
     )
-    source = source_length([d.model for d in cases.values()], source_len)
+    source = _source(cases, source_len)
     points: list[Point] = []
     whole = len(cases) > 1 or len(batches) > 1
     for order, (label, deployment) in enumerate(cases.items()):
@@ -125,7 +129,7 @@ def _curves(
     picture: Picture,
 ) -> int:  # fmt: skip
     cases = deployments(models, edits, gpu, meshes, fraction)
-    source = source_length([d.model for d in cases.values()], source_len)
+    source = _source(cases, source_len)
     figure = draw(
         cases, sweeps.whole_numbers(batch or [BATCHES], "batch"), one(context, "context", CONTEXT, 0),
         measured=measured_points(file, list(cases)), source=source, engine=engine, **picture.options,
@@ -213,7 +217,7 @@ def pareto(
         mesh = getattr(deployment, "mesh", None)
         name = label.removesuffix(f" {mesh.flags or '--tp 1'}") if mesh is not None else label
         groups.setdefault(name, []).append(deployment)
-    source = source_length([d.model for d in cases.values()], source_len)
+    source = _source(cases, source_len)
     figure = pareto_plot(
         groups, sweeps.whole_numbers(batch or [BATCHES], "batch"), one(context, "context", CONTEXT, 0), source=source,
         engine=engine, **picture.options,
@@ -241,7 +245,7 @@ def memory(
     from roofline.plots.memory import memory_plot
 
     cases = deployments(models, edits, gpu, meshes, memory_fraction)
-    source = source_length([d.model for d in cases.values()], source_len)
+    source = _source(cases, source_len)
     figure = memory_plot(cases, one(batch, "batch", "1"), one(context, "context", CONTEXT, 0), source=source, **picture.options)
     return picture.write(figure, notes(cases))
 
@@ -300,7 +304,7 @@ def breakdown(
     chosen = _phase(phase, PHASES[1:])
     if isl and chosen == "decode":
         raise InputError("isl: a decode step has one new token per sequence; add --phase prefill")
-    source = source_length([d.model for d in cases.values()], source_len)
+    source = _source(cases, source_len)
     figure = breakdown_plot(
         cases, sweeps.whole_numbers(batch or [STEPS], "batch"), one(context, "context", CONTEXT, 0), phase=chosen,
         new_tokens=one(isl, "isl", PROMPT), source=source, engine=engine, **picture.options,

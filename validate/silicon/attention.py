@@ -61,12 +61,13 @@ def family(table: Table, rows: Any, cls: str, kernel: str, attn: str, kv: str) -
         writing = write.cost(work)
         scatter.add(index, on_unit(core.cost(work) + writing, "fp8" if attn == "fp8" else "bf16"))
         packs = cls == "attention_decode" or table.framework not in UNPACKED
+        narrow = value_width(table.framework, head_dim)
         keys = behind + new
         for name, value in {
             "sequences": batch, "tokens": new, "behind": behind, "key_bytes": float(KV[kv].bytes_per_element),
-            "width": walked_width(cls == "attention_decode", head_dim, value_width(table.framework, head_dim)),
+            "width": walked_width(cls == "attention_decode", head_dim, narrow),
             "groups": groups if packs else heads, "heads_per_group": heads / groups if packs else 1.0,
-            "value_width": value_width(table.framework, head_dim), "write_bytes": writing.bytes,
+            "value_width": narrow, "write_bytes": writing.bytes,
             "keys": keys.clip(max=window) if window else keys, "window": window or 1e9, "windowed": 1.0 if window else 0.0,
         }.items():  # fmt: skip
             scatter.put("columns", name, index, value)

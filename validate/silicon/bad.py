@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tomllib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
@@ -52,38 +53,46 @@ class Group:
         raise InputError(f"bad_rows.toml: rule {self.rule!r} is unknown; use where, monotonic, parts or all")
 
 
-def slower_than_double(keys: Any, factor: float) -> Any:
-    """Rows slower by ``factor`` than the same layer with more work: on half the ranks, or with the next number of tokens."""
+Layer = tuple[Any, ...]
+"""Values of ``WORK`` and the numbers of ranks that share the width and the experts."""
+Rivals = Callable[[Layer], Iterable[tuple[int, Layer]]]
+"""Of a layer: other layers, and how many of each, one after the other, do at least its work."""
+
+
+def _slower(keys: Any, factor: float, rivals: Rivals) -> Any:
+    """Rows slower by ``factor`` than some rivals of theirs that were measured."""
     import numpy
 
     index = [*WORK, "moe_tp_size", "moe_ep_size"]
     latency = keys.groupby(index)["latency"].mean().to_dict()
-    columns = [keys[name].tolist() for name in index]
-    counts = sorted(set(columns[0]))
-    following = dict(itertools.pairwise(counts))
     bad = numpy.zeros(len(keys), dtype=bool)
-    for number, (tokens, *layer, tp, ep) in enumerate(zip(*columns, strict=True)):
-        mine = latency[tokens, *layer, tp, ep]
-        more = (
-            latency.get((tokens, *layer, tp // 2, ep)), latency.get((tokens, *layer, tp, ep // 2)),
-            latency.get((following.get(tokens), *layer, tp, ep)),
-        )  # fmt: skip
-        bad[number] = any(other is not None and mine > factor * other for other in more)
+    for number, layer in enumerate(zip(*(keys[name].tolist() for name in index), strict=True)):
+        mine = latency[layer]
+        bad[number] = any(other in latency and mine > factor * runs * latency[other] for runs, other in rivals(layer))
     return bad
+
+
+def slower_than_double(keys: Any, factor: float) -> Any:
+    """Rows slower by ``factor`` than the same layer with more work: on half the ranks, or with the next number of tokens."""
+    following = dict(itertools.pairwise(sorted(set(keys[WORK[0]].tolist()))))
+
+    def rivals(layer: Layer) -> Iterable[tuple[int, Layer]]:
+        tokens, *same, tp, ep = layer
+        return (
+            (1, (tokens, *same, tp // 2, ep)), (1, (tokens, *same, tp, ep // 2)), (1, (following.get(tokens), *same, tp, ep)),
+        )  # fmt: skip
+
+    return _slower(keys, factor, rivals)
 
 
 def slower_than_parts(keys: Any, factor: float) -> Any:
     """Rows slower by ``factor`` than the same layer cut into 2, 4 or 8 narrower ones that run one after the other."""
-    import numpy
 
-    index = [*WORK, "moe_tp_size", "moe_ep_size"]
-    latency = keys.groupby(index)["latency"].mean().to_dict()
-    bad = numpy.zeros(len(keys), dtype=bool)
-    for number, (*layer, tp, ep) in enumerate(zip(*(keys[name].tolist() for name in index), strict=True)):
-        mine = latency[*layer, tp, ep]
-        parts = ((cut, latency.get((*layer, cut * tp, ep))) for cut in (2, 4, 8))
-        bad[number] = any(part is not None and mine > factor * cut * part for cut, part in parts)
-    return bad
+    def rivals(layer: Layer) -> Iterable[tuple[int, Layer]]:
+        *same, tp, ep = layer
+        return ((cut, (*same, cut * tp, ep)) for cut in (2, 4, 8))
+
+    return _slower(keys, factor, rivals)
 
 
 @cache

@@ -70,9 +70,9 @@ def bound(frame: Frame, chip: Chip) -> Any:
 def beats_bound(frame: Frame, chip: Chip, limit: Any = None) -> Any:
     """Mask of the rows that no cache explains: faster than ``SLACK`` of the bound, on more distinct bytes than caches hold,
     or of the arithmetic alone."""
-    limit = bound(frame, chip) if limit is None else limit
-    if "least_wire" in frame.columns:
-        return frame.seconds < SLACK * limit
+    fast = frame.seconds < SLACK * (bound(frame, chip) if limit is None else limit)
+    if "least_wire" in frame.columns or not fast.any():
+        return fast
     touched = frame.columns.get("touched", frame.columns["bytes"])
     compute = time(frame.cost, chip.accelerator).compute
-    return (frame.seconds < SLACK * limit) & (touched > WARM * chip.l2) | (frame.seconds < SLACK * compute)
+    return fast & ((touched > WARM * chip.l2) | (frame.seconds < SLACK * compute))
