@@ -53,12 +53,15 @@ def _cells(records: Sequence[Record]) -> Cells:
                 return f"{value / factor:,.2f} {prefix}{unit}".rstrip()
         return f"{value:,.3g} {unit}".rstrip()
 
-    headers = ["deployment", "tok/s per\ninstance", "instances", "GPUs", "power", "USD/day", "USD per\nM output", "J per\ntoken"]
+    headers = [
+        "deployment", "tok/s per\ninstance", "instances", "GPUs", "power", "USD/day", "USD per\nM output", "J per\ntoken",
+        "step times",
+    ]  # fmt: skip
     rows = [
         [
             r["deployment"], count(float(r["instance_tok_per_s"])), f"{r['instances']:,}", f"{r['gpus']:,}", big(r["watt"], "W"),
             big(r["usd_per_day"]), "-" if r["usd_per_mtok_output"] is None else f"{r['usd_per_mtok_output']:.3g}",
-            "-" if r["joule_per_output_token"] is None else f"{r['joule_per_output_token']:.3g}",
+            "-" if r["joule_per_output_token"] is None else f"{r['joule_per_output_token']:.3g}", r["step_times"],
         ]
         for r in records
     ]  # fmt: skip
@@ -151,7 +154,8 @@ def fleet(
                 **_training(compare(loaded, load, amount, _amount(trained_tokens, "trained-tokens"),
                                     _one(sweeps.whole_numbers([sequence], "sequence"), "sequence"))
                             if trained_tokens else None),
-                "provenance": best.setup.times.provenance, "notes": list(best.setup.notes),
+                "provenance": best.setup.times.provenance, "step_times": best.step_times,
+                "outside_calibrated_range": best.outside, "notes": list(best.setup.notes),
             }
         )  # fmt: skip
     if not records:
@@ -172,7 +176,7 @@ def fleet(
         + (" that keeps the TPOT" if tpot else ", whatever the latency"),
         "power is the thermal design power of the GPUs, without servers, network and cooling",
         *(f"price of {r['gpu']}: {r['price_source'] or 'not known; give --price'}" for r in records),
-        *first["notes"],
+        *dict.fromkeys(note for r in records for note in r["notes"]),
     ]
     out.note("", *notes, *(f"assumes: {line}" for line in lines))
     return 0

@@ -112,7 +112,7 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
         "sensitivity": [flip.to_dict() for flip in details.flips] if rank == 1 else None,
         "launch": launch_records(details.launch) if rank == 1 else None,
         "provenance": plan.setup.times.provenance,
-        "outside_calibrated_range": _outside(plan),
+        "outside_calibrated_range": plan.outside,
         "notes": list(plan.setup.notes),
         "assumes": assumes(answer),
         "not_modelled": NOT_MODELLED.split(", "),
@@ -160,17 +160,6 @@ def assumes(answer: Answer) -> list[str]:
     return [*lines, POWER]
 
 
-def _outside(plan: Plan) -> list[str]:
-    """How the deployment leaves the range that its step times are calibrated in; nothing where it does not."""
-    parts = [plan] if plan.prefill is None else [plan, plan.prefill]
-    return list(dict.fromkeys(line for part in parts for line in getattr(part.setup.times, "outside", ())))
-
-
-def _kind(plan: Plan) -> str:
-    """What the step times are worth, in a word."""
-    return "extrapolated" if _outside(plan) else plan.setup.times.provenance
-
-
 def _travel(choices: Sequence[Choice], load: Workload) -> list[str]:
     """How caches come from where prompts run to where tokens do."""
     from roofline.units import latency
@@ -200,7 +189,7 @@ def _cells(choices: Sequence[Choice], load: Workload, percentile: float) -> Cell
             label(plan), plan.gpus, f"{plan.batch:,}", f"{plan.budget:,}", latency(choice.verdict.ttft_s),
             latency(choice.verdict.ttft_high_s), tpot, count(rates["output_tok_per_s"]), count(user) if user else "-",
             count(rates["output_tok_per_s_per_gpu"]), money(rates["usd_per_hour"]), money(rates["usd_per_mtok_output"]),
-            "-" if joule is None else f"{joule:.3g}", _kind(plan),
+            "-" if joule is None else f"{joule:.3g}", plan.step_times,
         ])  # fmt: skip
     return headers, rows
 

@@ -67,6 +67,17 @@ class Plan:
         """Formats of weights and cache."""
         return self.setup.variant.weights, self.setup.variant.kv
 
+    @property
+    def outside(self) -> list[str]:
+        """How it leaves the range that its step times are calibrated in; nothing where it does not."""
+        parts = [self] if self.prefill is None else [self, self.prefill]
+        return list(dict.fromkeys(line for part in parts for line in getattr(part.setup.times, "outside", ())))
+
+    @property
+    def step_times(self) -> str:
+        """What its step times are worth, in a word: "datasheet", "calibrated" or "extrapolated"."""
+        return "extrapolated" if self.outside else self.setup.times.provenance
+
     def output_tokens(self, osl: int) -> float:
         """Output tokens per second of all instances."""
         return self.rate * osl

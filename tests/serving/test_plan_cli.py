@@ -186,6 +186,18 @@ def test_times_beyond_what_was_measured_are_called_extrapolated(cli):
     assert "mean error on models it has not seen 5 % per token, 11 % to the first token" in near
 
 
+def test_a_fleet_says_what_its_step_times_are_worth(cli):
+    arguments = ("fleet", "llama-3.1-70b", "--tokens-per-day", "1T", "--gpus", "h100-sxm,b200-sxm")
+    rows = {line.split()[3]: line.split()[-1] for line in cli(*arguments).out.splitlines() if line.startswith("1 x (")}
+    assert rows == {"h100-sxm": "calibrated", "b200-sxm": "extrapolated"}
+    found = {record["gpu"]: record for record in cli(*arguments, "-o", "json").records}
+    assert {gpu: record["step_times"] for gpu, record in found.items()} == rows
+    assert found["b200-sxm"]["outside_calibrated_range"]
+    assert found["h100-sxm"]["outside_calibrated_range"] == []
+    (bound, _) = cli(*arguments, "--bound", "-o", "json").records
+    assert bound["step_times"] == "datasheet"
+
+
 def test_an_engine_whose_first_tokens_were_never_measured_says_so():
     from roofline import Deployment, load_accelerator, load_model
     from roofline.expected.serving import error_of
