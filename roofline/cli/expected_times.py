@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from roofline.errors import UnsupportedModel
@@ -21,23 +22,38 @@ class Expected:
     """The expected time of a decode step.
 
     Attributes:
-        engine: whose constants. seconds: None where there are none. error: mean absolute error on models that the fit had
-            not seen, as a fraction. said: why there is no time, or where it leaves the calibrated range; "" for neither.
+        engine: whose constants. batch: of one replica. seconds: None where there are none, and then ``reason`` says why.
+        times: the step times that gave them.
     """
 
     engine: str
-    seconds: float | None
-    error: float | None
-    said: str
+    batch: int
+    seconds: float | None = None
+    reason: str = ""
+    times: ExpectedSteps | None = None
+
+    @cached_property
+    def outside(self) -> tuple[str, ...]:
+        """How the step leaves the calibrated range; nothing where it does not, or has no time."""
+        from roofline.expected.serving import left_range
+
+        return left_range(self.times, [self.batch]) if self.times else ()
+
+    @property
+    def error(self) -> float | None:
+        """Mean absolute error on models that the fit had not seen, as a fraction; None where it is not known to hold."""
+        return self.times.error if self.times and not self.outside else None
 
     def record(self) -> dict[str, Any]:
         """The keys of the JSON."""
+        from roofline.expected.serving import standing
+
         return {
             "tpot_expected_s": self.seconds,
             "tpot_expected_error": self.error,
             "tpot_expected_engine": self.engine,
-            "tpot_expected_provenance": None if self.seconds is None else "calibrated",
-            "tpot_expected_outside": self.said or None,
+            "tpot_expected_provenance": standing(self.times, [self.batch]) if self.times else None,
+            "tpot_expected_outside": self.reason or "; ".join(self.outside) or None,
         }
 
 
@@ -57,16 +73,39 @@ def expected(question: Question, points: Sequence[Point], engine: str) -> Iterat
     """The expected decode step of each point, of one data-parallel replica with its share of the batch."""
     known: dict[int, ExpectedSteps | str] = {}
     for point in points:
+        batch = -(-int(point.step.batch) // (point.mesh.dp if point.mesh else 1))
         reason = _reason(question, point)
         if reason:
-            yield Expected(engine, None, None, reason)
+            yield Expected(engine, batch, reason=reason)
             continue
         found = _steps(question.deployment(point.variant, point.accelerator, point.fraction, point.mesh), engine, known)
         if isinstance(found, str):
-            yield Expected(engine, None, None, found)
+            yield Expected(engine, batch, reason=found)
             continue
-        batch = -(-int(point.step.batch) // (point.mesh.dp if point.mesh else 1))
-        yield Expected(engine, found.decode_seconds(batch, point.context), found.error, "; ".join(found.outside))
+        yield Expected(engine, batch, found.decode_seconds(batch, point.context), times=found)
+
+
+def notes(found: Sequence[Expected]) -> Iterator[str]:
+    """What expected times of one engine rest on: their error, which holds inside the calibrated range, and what leaves it."""
+    from roofline.expected.serving import batches, outside_batches, span, tendency
+
+    timed = [one for one in found if one.times]
+    known = [(one.times.error, one.times.bias) for one in timed if one.times and one.times.error is not None]
+    if known:
+        error, bias = max(known, key=lambda pair: pair[0] or 0.0)
+        engine = timed[0].engine
+        how = f"{100 * (error or 0.0):.0f} % off{tendency(bias)} on models they were not fitted to"
+        inside = f"inside the calibrated range ({span(batches(engine))} at once)"
+        if all(one.outside for one in timed):
+            yield f"expected times are extrapolated from those of {engine} servers, error unknown; {inside} they are {how}"
+        else:
+            limit = f", {inside}" if any(one.outside for one in timed) else ""
+            yield f"expected times are those of {engine} servers, {how}{limit}"
+        yield f"memory is what the maths needs, without what {engine} keeps for itself (roofline fit --engine {engine})"
+    if timed:
+        yield from dict.fromkeys(line for one in timed for line in (one.times.outside if one.times else ()))
+        yield from outside_batches(timed[0].engine, {one.batch for one in timed})
+    yield from dict.fromkeys(one.reason for one in found if one.reason)
 
 
 def _reason(question: Question, point: Point) -> str:

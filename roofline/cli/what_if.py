@@ -171,19 +171,12 @@ def _with_expected(question: Question, points: list[Point], engine: str | None, 
         return points, []
     from dataclasses import replace
 
-    from roofline.cli.expected_times import DEFAULT_ENGINE, expected
+    from roofline.cli.expected_times import DEFAULT_ENGINE, expected, notes
     from roofline.engines.profile import load_engine
 
     name = load_engine(engine).id if engine else DEFAULT_ENGINE
     found = list(out.watch(expected(question, points, name), f"expecting {name}", len(points)))
-    told = dict.fromkeys(one.said for one in found if one.said) if engine else {}
-    errors = [one.error for one in found if one.error is not None] if engine else []
-    mean = f"{100 * max(errors, default=0.0):.0f} % off on models they were not fitted to"
-    head = [
-        f"expected times are those of {name} servers, {mean}",
-        f"memory is what the maths needs, without what {name} keeps for itself (roofline fit --engine {name})",
-    ]
-    return [replace(p, expected=one) for p, one in zip(points, found, strict=True)], [*(head if errors else ()), *told]
+    return [replace(p, expected=one) for p, one in zip(points, found, strict=True)], list(notes(found)) if engine else []
 
 
 @bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, out=OUTPUT)

@@ -31,13 +31,15 @@ class Plain:
 
     Attributes:
         memory, matrix: of the bandwidth and of the matrix units' peak. kernel_us: gap behind every kernel [us].
-        gpus: what they were fitted on. error: mean absolute error of a decode step with the GPU left out. source: of the rows.
+        gpus: what they were fitted on. sequences: at once in the steps they were fitted to, least and most.
+        error: mean absolute error of a decode step with the GPU left out. source: of the rows.
     """
 
     memory: float
     matrix: float
     kernel_us: float
     gpus: tuple[str, ...]
+    sequences: tuple[int, int]
     error: float
     rows: int
     source: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -92,7 +92,7 @@ def fitted() -> Mapping[str, Any]:
 def plain_of(engine: str) -> Plain | None:
     """Achieved fractions of an engine that has no kernels of its own in the tables; None for one that has."""
     table = engines().get(engine, {}).get("plain")
-    return None if table is None else Plain(**{**table, "gpus": tuple(table["gpus"])})
+    return None if table is None else Plain(**{**table, "gpus": tuple(table["gpus"]), "sequences": tuple(table["sequences"])})
 
 
 def serving_of(engine: str) -> Serving:
@@ -107,15 +107,34 @@ def serving_of(engine: str) -> Serving:
     return Serving(engine, **{name: float(own.get(name, data["shared"].get(name))) for name in names})
 
 
+def _error(engine: str, experts: bool, metric: str) -> Mapping[str, Any]:
+    """The errors of an engine on models or GPUs that the fit has not seen; empty where nothing is known."""
+    group = "moe" if experts else "dense"
+    for entry in fitted().get("error", ()):
+        if (entry["metric"], entry["engine"], entry["group"]) == (metric, engine, group):
+            return dict(entry)
+    return {}
+
+
 def error_of(engine: str, experts: bool, metric: str = "tpot") -> float | None:
     """Mean absolute error on models or GPUs that the fit has not seen, as a fraction; None where nothing is known."""
     if (plain := plain_of(engine)) is not None:
         return plain.error if metric == "tpot" else None
-    group = "moe" if experts else "dense"
-    for entry in fitted().get("error", ()):
-        if (entry["metric"], entry["engine"], entry["group"]) == (metric, engine, group):
-            return float(entry["mape"])
-    return None
+    found = _error(engine, experts, metric).get("mape")
+    return None if found is None else float(found)
+
+
+def bias_of(engine: str, experts: bool, metric: str = "tpot") -> float | None:
+    """Mean error of the same rows, above zero where expected times are too long; None where nothing is known."""
+    found = _error(engine, experts, metric).get("bias")
+    return None if found is None else float(found)
+
+
+def tendency(bias: float | None) -> str:
+    """In which direction times err, in words: " (3 % too long on average)"; "" where that is unknown, or nothing."""
+    if bias is None or round(100 * abs(bias)) == 0:
+        return ""
+    return f" ({100 * abs(bias):.0f} % too {'long' if bias > 0 else 'short'} on average)"
 
 
 def measured_versions(engine: str) -> str:
@@ -158,3 +177,43 @@ def outside(engine: str, gpu: str, ranks: int, layers: int, formats: set[str]) -
     if strange := sorted(formats - set(own["formats"])):
         said.append(f"{', '.join(strange)} is outside the calibrated formats of {engine} ({', '.join(own['formats'])})")
     return tuple(said)
+
+
+def batches(engine: str) -> tuple[int, int]:
+    """Sequences at once of one replica, least and most, that the constants were fitted in."""
+    plain = plain_of(engine)
+    low, high = fitted()["engine"][engine]["sequences"] if plain is None else plain.sequences
+    return int(low), int(high)
+
+
+def outside_batches(engine: str, sequences: Collection[float]) -> tuple[str, ...]:
+    """How batches of one replica leave the range that the constants were fitted in: one sentence, nothing where none does."""
+    low, high = batches(engine)
+    numbers = [round(number) for number in sequences]
+    beyond = [span([n for n in numbers if n < low]), span([n for n in numbers if n > high])]
+    told = " and ".join(filter(None, beyond))
+    if not told:
+        return ()
+    several = len({number for number in numbers if not low <= number <= high}) > 1
+    who = f"batches {told} are" if several else f"batch {told} is"
+    return (f"{who} outside the calibrated range of {engine} ({span((low, high))} at once)",)
+
+
+def span(numbers: Collection[int]) -> str:
+    """ "256", "256 to 512"; "" of nothing."""
+    if not numbers:
+        return ""
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def left_range(times: Any, sequences: Collection[float] = ()) -> tuple[str, ...]:
+    """How step times, at batches of one replica, leave the range they were fitted in; nothing for bounds, fitted to nothing."""
+    if times.provenance != "calibrated":
+        return ()
+    return (*times.outside, *outside_batches(times.engine, sequences))
+
+
+def standing(times: Any, sequences: Collection[float] = ()) -> str:
+    """What step times are worth in a word: "datasheet" of a bound, "calibrated", "extrapolated" where they leave their range."""
+    return "extrapolated" if left_range(times, sequences) else str(times.provenance)

@@ -17,12 +17,16 @@ from roofline.expected.plain import plain_operators
 from roofline.expected.serving import (
     Busy,
     Serving,
+    batches,
+    bias_of,
     error_of,
     measured_versions,
     outside,
     plain_of,
     serving_of,
+    span,
     step_seconds,
+    tendency,
     untested,
 )  # fmt: skip
 from roofline.inference import Deployment
@@ -140,9 +144,12 @@ class ExpectedSteps:
         engine: id of an engine that constants were fitted to. version: that is asked about, "" for those measured.
 
     Attributes:
+        engine: its id.
         error: mean absolute error per token on models that the fit had not seen, as a fraction; None where unknown.
+        bias: mean error of the same rows, above zero where times are too long.
         first_error: that of the time to first token, on models or GPUs that the fit had not seen.
-        notes: what the times rest on. outside: how the deployment leaves the calibrated range, nothing where it does not.
+        notes: what the times rest on. outside: how the deployment leaves the calibrated range, nothing where it does not;
+            batches that leave it are told by ``expected.serving.left_range``.
 
     Raises UnsupportedModel naming a component or kernel without constants, or an engine without them.
     """
@@ -151,6 +158,7 @@ class ExpectedSteps:
 
     def __init__(self, deployment: Deployment, engine: str, version: str = "") -> None:
         self.constants: Serving = serving_of(engine)
+        self.engine = engine
         model, accelerator = deployment.model, deployment.accelerator
         ranks, mesh = getattr(deployment, "ranks", None), getattr(deployment, "mesh", None)
         stages = (model,) if ranks is None else ranks.stages
@@ -162,20 +170,21 @@ class ExpectedSteps:
         formats = {storage(fmt) for fmt, elements in stored.items() if elements > SMALL * sum(stored.values())}
         number = 1 if mesh is None else mesh.ranks
         self.error, self.first_error = error_of(engine, experts), error_of(engine, experts, "ttft")
+        self.bias = bias_of(engine, experts)
         said = (*outside(engine, accelerator.id, number, len(model.layers), formats), *untested(engine, version))
         if not accelerator.calibration and plain_of(engine) is None:
             said = (*said, f"{accelerator.id} has no kernels of its own: those of {DEFAULT_BASE} with the datasheet swapped")
         said = (*said, *borrowed(engine, (operator.family for found in kernels for operator in found)))
         if len(stages) > 1:
             said = (*said, f"pipeline stages are outside the calibrated range of {engine}")
-        mean = "" if self.error is None else f"; mean error on models it has not seen {100 * self.error:.0f} % per token"
-        if self.first_error is not None:
-            mean += f", {100 * self.first_error:.0f} % to the first token"
-        elif mean:
-            mean += ", not known to the first token"
+        mean = ""
+        if self.error is not None:
+            mean = f"; mean error on models it has not seen {100 * self.error:.0f} % per token{tendency(self.bias)}, "
+            first = "not known" if self.first_error is None else f"{100 * self.first_error:.0f} %"
+            mean += f"{first} to the first token{tendency(bias_of(engine, experts, 'ttft'))}"
+            mean += f", inside the calibrated range ({span(batches(engine))} at once)"
         far = "extrapolated from those " if said else ""
-        inside = ", inside the calibrated range" if said and mean else ""
-        rest = f"step times are {far}calibrated to {engine} servers{measured_versions(engine)}{mean}{inside}"
+        rest = f"step times are {far}calibrated to {engine} servers{measured_versions(engine)}{mean}"
         self.notes: tuple[str, ...] = (rest, *said)
         self.outside: tuple[str, ...] = tuple(said)
 

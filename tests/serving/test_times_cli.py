@@ -30,7 +30,7 @@ def test_engines_differ(cli: Cli) -> None:
 
 
 def test_a_table_shows_them_where_an_engine_is_named(cli: Cli) -> None:
-    named = cli("what-if", "llama-3.1-8b", "-g", "h100-sxm", "--engine", "trtllm")
+    named = cli("what-if", "llama-3.1-8b", "-g", "h100-sxm", "-b", 16, "--engine", "trtllm")
     assert "expected ms" in named.out
     assert "expected times are those of trtllm servers" in named.out + named.err
     assert "expected ms" not in cli("what-if", "llama-3.1-8b", "-g", "h100-sxm").out
@@ -59,6 +59,25 @@ def test_data_parallel_replicas_share_the_batch(cli: Cli) -> None:
         return row["tpot_expected_s"]
 
     assert seconds(64, 2) == seconds(32, 1)
+
+
+def test_batches_beyond_those_measured_are_extrapolated_without_an_error(cli: Cli) -> None:
+    question = ("what-if", "llama-3.1-70b", "-g", "h100-sxm", "--tp", 4, "-c", 2000, "--engine", "vllm", "-b")
+    rows = cli(*question, "1,4,128,129", "-o", "json").records
+    assert [row["tpot_expected_provenance"] for row in rows] == ["extrapolated", "calibrated", "calibrated", "extrapolated"]
+    assert [row["tpot_expected_error"] is None for row in rows] == [True, False, False, True]
+    assert rows[3]["tpot_expected_outside"] == "batch 129 is outside the calibrated range of vllm (4 to 128 at once)"
+    some, none = cli(*question, "1,16,256").out, cli(*question, "256").out
+    assert "batches 1 and 256 are outside the calibrated range of vllm" in some
+    assert "5 % off (4 % too short on average) on models they were not fitted to, inside the calibrated range" in some
+    assert "expected times are those" not in none
+    assert "expected times are extrapolated from those of vllm servers, error unknown" in none
+
+
+def test_the_range_of_batches_is_that_of_one_replica(cli: Cli) -> None:
+    sizes = ("-b", 256, "-c", 1000, "--dp", 2, "-o", "json")
+    (row,) = cli("what-if", "llama-3-8b", "-g", "h100-sxm", "--engine", "trtllm", *sizes).records
+    assert row["tpot_expected_provenance"] == "calibrated"
 
 
 def test_an_unknown_engine_is_refused(cli: Cli) -> None:

@@ -142,6 +142,23 @@ def test_what_leaves_the_calibrated_range_says_so() -> None:
     assert not any("outside" in note for note in inside.notes)
 
 
+def test_a_word_says_what_times_are_worth_at_a_batch() -> None:
+    from roofline.expected.serving import left_range, standing
+
+    inside, far = step_times(place("llama-8b"), load_engine("trtllm")), step_times(place("llama-8b"), load_engine("vllm"))
+    assert [standing(inside, [n]) for n in (3, 4, 128, 129)] == ["extrapolated", "calibrated", "calibrated", "extrapolated"]
+    assert (standing(inside), standing(far, [16])) == ("calibrated", "extrapolated")
+    assert standing(step_times(place("llama-8b")), [10**6]) == "datasheet"
+    assert left_range(inside, [1, 2, 200]) == (
+        "batches 1 to 2 and 200 are outside the calibrated range of trtllm (4 to 128 at once)",
+    )
+
+
+def test_notes_say_in_which_direction_times_err() -> None:
+    (first, *_) = step_times(place("llama-8b"), load_engine("vllm")).notes
+    assert "5 % per token (4 % too short on average), 11 % to the first token, inside the calibrated range (4 to 128" in first
+
+
 def test_constants_lie_within_their_bounds_and_say_where_they_come_from() -> None:
     from roofline.expected.serving import ENGINE_CONSTANTS, SHARED_CONSTANTS
 

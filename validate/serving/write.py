@@ -33,7 +33,8 @@ def _range(runs: Runs, engine: str) -> dict[str, Any]:
     formats = {fmt for name, weights in zip(part["name"], part["weights"], strict=True) for fmt in _formats(name, weights)}
     return {
         "rows": len(part), "gpus": sorted(set(part["gpu"])), "most_ranks": int((part["tp"] * part["dp"]).max()),
-        "layers": [layers[0], layers[-1]], "formats": sorted(formats), "versions": _versions(part["backend_version"]),
+        "sequences": [int(part["clients"].min()), int(part["clients"].max())], "layers": [layers[0], layers[-1]],
+        "formats": sorted(formats), "versions": _versions(part["backend_version"]),
     }  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def document(found: Fit, runs: Runs, errors: Sequence[Score], date: str) -> str:
         group = {None: "dense", "moe": "moe"}[score.model]
         parts += ["", "[[error]]", f'metric = "{score.metric}"', f'engine = "{score.engine}"', f'group = "{group}"']
         parts += [f'split = "{score.split}"']
-        parts += [f"mape = {score.mape:.3f}", f"rows = {score.n}"]
+        parts += [f"mape = {score.mape:.3f}", f"bias = {score.bias:.3f}", f"rows = {score.n}"]
     return "\n".join(parts) + "\n"
 
 
