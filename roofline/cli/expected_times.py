@@ -37,7 +37,7 @@ class Expected:
         """How the step leaves the calibrated range; nothing where it does not, or has no time."""
         from roofline.expected.serving import left_range
 
-        return left_range(self.times, [self.batch]) if self.times else ()
+        return left_range(self.times, [self.batch], prompts=False) if self.times else ()
 
     @property
     def error(self) -> float | None:
@@ -52,7 +52,7 @@ class Expected:
             "tpot_expected_s": self.seconds,
             "tpot_expected_error": self.error,
             "tpot_expected_engine": self.engine,
-            "tpot_expected_provenance": standing(self.times, [self.batch]) if self.times else None,
+            "tpot_expected_provenance": standing(self.times, [self.batch], prompts=False) if self.times else None,
             "tpot_expected_outside": self.reason or "; ".join(self.outside) or None,
         }
 

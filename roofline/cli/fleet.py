@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from roofline.engines.profile import Profile
 
 UTILISATION, SEQUENCE = "0.5", 4096
+NOT_MODELLED = "the load over a day, waiting, prefix caches, failures, cold starts, quality of quantised weights and caches"
 
 Record = dict[str, Any]
 
@@ -61,7 +62,7 @@ def _cells(records: Sequence[Record]) -> Cells:
         [
             r["deployment"], count(float(r["instance_tok_per_s"])), f"{r['instances']:,}", f"{r['gpus']:,}", big(r["watt"], "W"),
             big(r["usd_per_day"]), "-" if r["usd_per_mtok_output"] is None else f"{r['usd_per_mtok_output']:.3g}",
-            "-" if r["joule_per_output_token"] is None else f"{r['joule_per_output_token']:.3g}", r["step_times"],
+            "-" if r["joule_per_output_token"] is None else f"{r['joule_per_output_token']:.3g}", r["provenance"],
         ]
         for r in records
     ]  # fmt: skip
@@ -109,17 +110,18 @@ def fleet(
     from roofline.configs.load import load_model
     from roofline.engines.profile import load_engine
     from roofline.planner.fleet import Fleet, compare, fleet_record
-    from roofline.planner.prices import parse_prices, rent, watts
-    from roofline.planner.search import search
+    from roofline.planner.prices import parse_prices, price_words, rent, watts
+    from roofline.planner.search import left_ranges, search
     from roofline.planner.sensitivity import label
     from roofline.planner.setups import comparable, setups, variants
-    from roofline.planner.workload import Objective, Workload
+    from roofline.planner.demand import Demand, demand
+from roofline.serving.metrics import Objective
     from roofline.serving.steps import check_served
 
     if not tokens_per_day:
         raise InputError("tokens-per-day: say how many output tokens a day has, as in --tokens-per-day 8.6T")
     amount, used = _amount(tokens_per_day, "tokens-per-day"), _share(utilisation, "utilisation")
-    load = Workload(*(_one(sweeps.whole_numbers([text], name), name) for text, name in ((isl, "isl"), (osl, "osl"))))
+    load = demand(*(_one(sweeps.whole_numbers([text], name), name) for text, name in ((isl, "isl"), (osl, "osl"))))
     loaded, profile, chips = load_model(model), load_engine(engine), _gpus(gpus)
     check_served(loaded, load.length)
     refused = _refusals(profile, chips)
@@ -135,7 +137,7 @@ def fleet(
         ]
     )  # fmt: skip
     notes = [*(f"{gpu} left out: {why}" for gpu, why in refused.items()), *notes]
-    records = []
+    records, shown = [], []
     for gpu in chips:
         found = [setup for setup in candidates if setup.accelerator.id == gpu.id]
         plans = search(found, load, objective, {gpu.id: rent(gpu, given)}, 16).plans
@@ -144,18 +146,20 @@ def fleet(
         if not plans:
             continue
         best = plans[0]
+        shown.append(best)
         served = Fleet(amount, used, best, best.output_tokens(load.osl))
         whose = rent(gpu, given)
         records.append(
             {
                 "schema": 1, "model": loaded.name, "gpu": gpu.id, "deployment": label(best), "tokens_per_day": amount,
                 "input_tokens": load.isl, "output_tokens": load.osl, "tpot_s": best.sized.tpot_s,
-                **fleet_record(served, whose, watts(gpu)), "price_source": whose.source if whose else None,
+                **fleet_record(served, whose, watts(gpu)), "usd_per_gpu_hour": whose.usd if whose else None,
+                "price_source": whose.source if whose else None,
                 **_training(compare(loaded, load, amount, _amount(trained_tokens, "trained-tokens"),
                                     _one(sweeps.whole_numbers([sequence], "sequence"), "sequence"))
                             if trained_tokens else None),
-                "provenance": best.setup.times.provenance, "step_times": best.step_times,
-                "outside_calibrated_range": best.outside, "notes": list(best.setup.notes),
+                "provenance": best.step_times, "outside_calibrated_range": best.outside,
+                "notes": list(dict.fromkeys([*best.setup.notes, *best.outside])), "not_modelled": NOT_MODELLED.split(", "),
             }
         )  # fmt: skip
     if not records:
@@ -175,10 +179,10 @@ def fleet(
         "each instance runs the batch with most tokens per dollar"
         + (" that keeps the TPOT" if tpot else ", whatever the latency"),
         "power is the thermal design power of the GPUs, without servers, network and cooling",
-        *(f"price of {r['gpu']}: {r['price_source'] or 'not known; give --price'}" for r in records),
-        *dict.fromkeys(note for r in records for note in r["notes"]),
+        *(price_words(gpu.id, rent(gpu, given)) for gpu in chips if any(r["gpu"] == gpu.id for r in records)),
+        *dict.fromkeys([*(note for one in shown for note in one.setup.notes), *left_ranges(shown)]),
     ]
-    out.note("", *notes, *(f"assumes: {line}" for line in lines))
+    out.note("", *notes, *(f"assumes: {line}" for line in lines), f"not modelled: {NOT_MODELLED}")
     return 0
 
 

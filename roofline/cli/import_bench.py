@@ -81,7 +81,7 @@ def _model(name: str | None, rows: Sequence[Measured], edits: Chosen) -> Model:
 def _serving(row: Measured, setup: Setup, budget: int) -> Record:
     """Predicted TTFT, TPOT and throughput of a serving run."""
     from roofline.planner.sizing import size
-    from roofline.planner.workload import Workload
+    from roofline.planner.demand import Demand, demand
     from roofline.serving.closed_form import Client, closed_form
 
     dp = setup.mesh.dp
@@ -103,7 +103,7 @@ def _serving(row: Measured, setup: Setup, budget: int) -> Record:
         raise InputError(
             f"{row.where}: the file states neither max_concurrency nor a finite request_rate, so the load is not known"
         )
-    load = Workload(max(1, round(row.isl)), max(1, round(row.osl)), rate=row.rate)
+    load = demand(max(1, round(row.isl)), max(1, round(row.osl)), rate=row.rate)
     low, high = 1, max(1, setup.users(budget, 1024))
     while low < high:
         middle = (low + high) // 2
@@ -152,6 +152,8 @@ def _phase(row: Measured, setup: Setup) -> Record:
 
 
 def _record(row: Measured, setup: Setup, budget: int) -> Record:
+    from roofline.expected.serving import left_range, standing
+
     predicted = _serving(row, setup, budget) if row.kind == "serving" else _phase(row, setup)
     record: Record = {
         "schema": 1, "where": row.where, "tool": row.tool, "kind": row.kind, "model": setup.variant.model.name,
@@ -164,7 +166,11 @@ def _record(row: Measured, setup: Setup, budget: int) -> Record:
         measured, found = getattr(row, name), predicted.get(name)
         record[f"measured_{name}"], record[f"predicted_{name}"] = measured, found
         record[f"error_{name}"] = found / measured - 1 if measured and found else None
-    return {**record, "provenance": setup.times.provenance, "notes": list(setup.notes)}
+    at_once = record["predicted_concurrency"]
+    batch = [at_once / setup.mesh.dp] if at_once else []
+    prompts = row.kind != "generate"
+    notes = dict.fromkeys([*setup.notes, *left_range(setup.times, batch, prompts)])
+    return {**record, "provenance": standing(setup.times, batch, prompts), "notes": list(notes)}
 
 
 def _number(count: int, what: str) -> str:
@@ -270,7 +276,9 @@ def import_bench(
     where = f"{mesh.ranks} x {chips[0].id}" if mesh.ranks > 1 else chips[0].id
     out.note(out.paint(f"{loaded.name} on {where} under {profile.name}: {rows[0].tool}, {_number(len(rows), 'run')}", "bold"), "")
     out.records(records, lambda: _cells(records))
-    out.note("", *doubts, *(f"assumes: {note}" for note in dict.fromkeys([*stated, *setup.notes])))
+    out.note(
+        "", *doubts, *(f"assumes: {note}" for note in dict.fromkeys([*stated, *(note for r in records for note in r["notes"])]))
+    )
     if setup.times.provenance == "datasheet":
         out.note("predicted times are lower bounds: errors below zero are expected, one above zero is a finding")
     return 0

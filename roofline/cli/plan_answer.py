@@ -11,12 +11,13 @@ from roofline.planner.ceilings import Ceiling, busiest, ceilings, users
 from roofline.planner.choose import Choice
 from roofline.planner.disaggregate import way_out
 from roofline.planner.launch import Launch, launch_records, launches, script
-from roofline.planner.prices import watts
-from roofline.planner.search import Plan, Point, frontier
+from roofline.planner.prices import price_words, watts
+from roofline.planner.search import Plan, Point, frontier, left_ranges
 from roofline.planner.sensitivity import Flip, label, sensitivity
 from roofline.planner.solve import Answer, Question, confirm, seek
 from roofline.planner.verify import verdict_record
-from roofline.planner.workload import Objective, Workload
+from roofline.planner.demand import Demand, demand
+from roofline.serving.metrics import Objective
 
 LENGTHS = "every request has the same lengths; arrivals are random (Poisson), requests to equal instances are too"
 CLOSED = "every request has the same lengths; each user sends the next request when the last is answered, after the first wave"
@@ -34,7 +35,7 @@ def _solve(question: Question, out: Output) -> Answer:
         return confirm(sought, step)
 
 
-def _rates(plan: Plan, choice: Choice | None, load: Workload) -> Record:
+def _rates(plan: Plan, choice: Choice | None, load: Demand) -> Record:
     """Tokens per second, dollars and joules of a deployment under its load."""
     served = load.rate or (choice.verdict.rate if choice else plan.rate)
     several = load.osl > 1
@@ -90,8 +91,8 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
         "rate_request_per_s": load.rate,
         "concurrency": load.concurrency,
         "offline": load.offline,
-        "ttft_limit_s": objective.ttft,
-        "tpot_limit_s": objective.tpot,
+        "ttft_limit_s": objective.ttft_s,
+        "tpot_limit_s": objective.tpot_s,
         "percentile": objective.percentile,
         "rank": rank,
         **_deployment(plan),
@@ -111,7 +112,7 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
         "pareto": [_point(point) for point in details.points] if rank == 1 else None,
         "sensitivity": [flip.to_dict() for flip in details.flips] if rank == 1 else None,
         "launch": launch_records(details.launch) if rank == 1 else None,
-        "provenance": plan.setup.times.provenance,
+        "provenance": plan.step_times,
         "outside_calibrated_range": plan.outside,
         "notes": list(plan.setup.notes),
         "assumes": assumes(answer),
@@ -119,7 +120,7 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
     }
 
 
-def _simulated(choice: Choice, load: Workload) -> Record | None:
+def _simulated(choice: Choice, load: Demand) -> Record | None:
     """The simulator's figures; a request of one output token has no time between tokens."""
     found = verdict_record(choice.verdict)
     return found if found is None or load.osl > 1 else {**found, "tpot_s": None}
@@ -147,12 +148,7 @@ def assumes(answer: Answer) -> list[str]:
     """What the plan rests on."""
     load = answer.question.load
     lines = [BATCH if load.offline else LENGTHS if load.rate is not None else CLOSED]
-    for gpu, price in answer.rents.items():
-        lines.append(
-            f"price of {gpu}: no dated price is known; give --price {gpu}=USD"
-            if price is None
-            else f"price of {gpu}: {price.usd:g} USD per GPU and hour ({price.source})"
-        )
+    lines += [price_words(gpu, price) for gpu, price in answer.rents.items()]
     if answer.question.draft:
         lines.append(
             f"each draft is accepted with {answer.question.alpha:g}, independently; the draft model stands whole on every GPU"
@@ -160,7 +156,7 @@ def assumes(answer: Answer) -> list[str]:
     return [*lines, POWER]
 
 
-def _travel(choices: Sequence[Choice], load: Workload) -> list[str]:
+def _travel(choices: Sequence[Choice], load: Demand) -> list[str]:
     """How caches come from where prompts run to where tokens do."""
     from roofline.units import latency
 
@@ -170,7 +166,7 @@ def _travel(choices: Sequence[Choice], load: Workload) -> list[str]:
     ]
 
 
-def _cells(choices: Sequence[Choice], load: Workload, percentile: float) -> Cells:
+def _cells(choices: Sequence[Choice], load: Demand, percentile: float) -> Cells:
     from roofline.units import count, latency
 
     def money(value: float | None) -> str:
@@ -202,10 +198,10 @@ def _limits(objective: Objective) -> str:
     from roofline.units import latency
 
     parts = []
-    if objective.ttft is not None:
-        parts.append(f"TTFT {latency(objective.ttft)} for {objective.percentile:g} %")
-    if objective.tpot is not None:
-        parts.append(f"mean TPOT {latency(objective.tpot)}")
+    if objective.ttft_s is not None:
+        parts.append(f"TTFT {latency(objective.ttft_s)} for {objective.percentile:g} %")
+    if objective.tpot_s is not None:
+        parts.append(f"mean TPOT {latency(objective.tpot_s)}")
     return " and ".join(parts) or "no limit on latency"
 
 
@@ -218,7 +214,11 @@ def _verdict(answer: Answer, out: Output) -> Iterator[str]:
     question, chosen = answer.question, answer.chosen
     load = question.load
     what = (
-        "batch work" if load.offline else f"{load.rate:g} requests/s" if load.rate is not None else f"{load.concurrency:,} users"
+        "batch work"
+        if load.offline
+        else f"{load.rate:g} request{'' if load.rate == 1 else 's'}/s"
+        if load.rate is not None
+        else f"{load.concurrency:,} users"
     )
     title = f"{answer.launch_model}: {what} of {load.isl:,} + {load.osl:,} tokens, {_limits(question.objective)}"
     yield out.paint(title, "bold")
@@ -309,7 +309,8 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
         _explanation(solved, details, out)
     if confirmed and not out.silent:
         out.note("", out.paint("launch", "bold"), script(launch))
-    notes = dict.fromkeys(note for choice in confirmed for note in choice.plan.setup.notes)
+    plans = [choice.plan for choice in confirmed]
+    notes = dict.fromkeys([*(note for plan in plans for note in plan.setup.notes), *(left_ranges(plans) if plans else ())])
     lines = [*notes, *_travel(confirmed, question.load), *assumes(solved)]
     out.note("", *solved.notes, *(f"assumes: {line}" for line in lines), f"not modelled: {NOT_MODELLED}")
     return 0 if confirmed else 1

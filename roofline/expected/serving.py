@@ -165,7 +165,7 @@ def outside(engine: str, gpu: str, ranks: int, layers: int, formats: set[str]) -
     if (plain := plain_of(engine)) is not None:
         if gpu not in plain.gpus or ranks > 1:
             said.append(f"{ranks} x {gpu} is outside the calibrated range of {engine} (one of {', '.join(plain.gpus)})")
-        return (*said, f"prompts are outside the calibrated range of {engine}")
+        return tuple(said)
     own = fitted()["engine"][engine]
     if gpu not in own["gpus"]:
         said.append(f"{gpu} is outside the calibrated range of {engine} ({', '.join(own['gpus'])})")
@@ -199,6 +199,11 @@ def outside_batches(engine: str, sequences: Collection[float]) -> tuple[str, ...
     return (f"{who} outside the calibrated range of {engine} ({span((low, high))} at once)",)
 
 
+def outside_prompts(engine: str) -> tuple[str, ...]:
+    """That steps with prompts leave the range that the constants were fitted in, where they do."""
+    return () if plain_of(engine) is None else (f"prompts are outside the calibrated range of {engine}",)
+
+
 def span(numbers: Collection[int]) -> str:
     """ "256", "256 to 512"; "" of nothing."""
     if not numbers:
@@ -207,13 +212,17 @@ def span(numbers: Collection[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def left_range(times: Any, sequences: Collection[float] = ()) -> tuple[str, ...]:
-    """How step times, at batches of one replica, leave the range they were fitted in; nothing for bounds, fitted to nothing."""
+def left_range(times: Any, sequences: Collection[float] = (), prompts: bool = True) -> tuple[str, ...]:
+    """How step times leave the range they were fitted in; nothing for bounds, which were fitted to nothing.
+
+    ``sequences``: batches of one replica. ``prompts``: whether there are prompts in the steps.
+    """
     if times.provenance != "calibrated":
         return ()
-    return (*times.outside, *outside_batches(times.engine, sequences))
+    more = outside_prompts(times.engine) if prompts else ()
+    return (*times.outside, *more, *outside_batches(times.engine, sequences))
 
 
-def standing(times: Any, sequences: Collection[float] = ()) -> str:
+def standing(times: Any, sequences: Collection[float] = (), prompts: bool = True) -> str:
     """What step times are worth in a word: "datasheet" of a bound, "calibrated", "extrapolated" where they leave their range."""
-    return "extrapolated" if left_range(times, sequences) else str(times.provenance)
+    return "extrapolated" if left_range(times, sequences, prompts) else str(times.provenance)

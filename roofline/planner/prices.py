@@ -46,6 +46,13 @@ def rent(accelerator: Accelerator, given: Mapping[str, float] | None = None) -> 
     return Rent(usd, min(spread), max(spread), f"{newest}, {providers or 'provider not stated'}")
 
 
+def price_words(gpu: str, price: Rent | None) -> str:
+    """What an accelerator is taken to cost, and who says so."""
+    if price is None:
+        return f"price of {gpu}: no dated price is known; give --price {gpu}=USD"
+    return f"price of {gpu}: {price.usd:g} USD per GPU and hour ({price.source})"
+
+
 def watts(accelerator: Accelerator) -> float | None:
     """The thermal design power of an accelerator [W], an upper bound of what it draws on average; None where unknown."""
     power = accelerator.chip.get("tdp")

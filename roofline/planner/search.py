@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from roofline.expected.serving import left_range, standing
 from roofline.planner.prices import Rent
 from roofline.planner.setups import Setup
 from roofline.planner.sizing import Drafting, Sized, shapes, size
-from roofline.planner.workload import Objective, Workload
+from roofline.planner.demand import Demand, demand
+from roofline.serving.metrics import Objective
 
 SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -70,13 +72,14 @@ class Plan:
     @property
     def outside(self) -> list[str]:
         """How it leaves the range that its step times are calibrated in; nothing where it does not."""
-        parts = [self] if self.prefill is None else [self, self.prefill]
-        return list(dict.fromkeys(line for part in parts for line in getattr(part.setup.times, "outside", ())))
+        front = () if self.prefill is None else left_range(self.prefill.setup.times)
+        return list(dict.fromkeys([*left_range(self.setup.times, [self.sized.sequences]), *front]))
 
     @property
     def step_times(self) -> str:
         """What its step times are worth, in a word: "datasheet", "calibrated" or "extrapolated"."""
-        return "extrapolated" if self.outside else self.setup.times.provenance
+        front = () if self.prefill is None else left_range(self.prefill.setup.times)
+        return "extrapolated" if front else standing(self.setup.times, [self.sized.sequences])
 
     def output_tokens(self, osl: int) -> float:
         """Output tokens per second of all instances."""
@@ -93,6 +96,14 @@ class Plan:
     def with_instances(self, number: int) -> Plan:
         """The same with another number of instances, steady state as it was."""
         return replace(self, instances=number)
+
+
+def left_ranges(plans: Sequence[Plan]) -> tuple[str, ...]:
+    """How deployments of one engine leave the range that its step times are calibrated in, their batches in one sentence."""
+    setups = [setup for plan in plans for setup in (plan.setup, plan.prefill.setup if plan.prefill else plan.setup)]
+    batches = [plan.sized.sequences for plan in plans]
+    lines = [left_range(setup.times) for setup in setups]
+    return tuple(dict.fromkeys(line for found in (*lines, left_range(setups[0].times, batches)) for line in found))
 
 
 @dataclass(frozen=True)
@@ -142,7 +153,7 @@ def headroom(sequences: int, deviations: float = HEADROOM) -> int:
 
 
 def sized_at(
-    setup: Setup, sequences: int, budget: int, load: Workload, objective: Objective, drafting: Drafting | None
+    setup: Setup, sequences: int, budget: int, load: Demand, objective: Objective, drafting: Drafting | None
 ) -> Sized | None:
     """The steady state of a rank of a setup, as its engine schedules."""
     return size(
@@ -150,7 +161,7 @@ def sized_at(
     )  # fmt: skip
 
 
-def settings(setup: Setup, load: Workload, objective: Objective, drafting: Drafting | None) -> Iterable[tuple[int, int, Sized]]:
+def settings(setup: Setup, load: Demand, objective: Objective, drafting: Drafting | None) -> Iterable[tuple[int, int, Sized]]:
     """(budget, batch, steady state) of every setting that memory and the engine admit."""
     draft, verified = (drafting.draft, 1 + drafting.gamma) if drafting else (None, 1)
     most = setup.users(BUDGETS[0], SEQUENCES[-1], draft)
@@ -169,11 +180,11 @@ def settings(setup: Setup, load: Workload, objective: Objective, drafting: Draft
             if sized is None:
                 break
             yield budget, batch, sized
-            if sized.busy >= 1 or (objective.tpot is not None and sized.tpot_s > BEYOND * objective.tpot):
+            if sized.busy >= 1 or (objective.tpot_s is not None and sized.tpot_s > BEYOND * objective.tpot_s):
                 break
 
 
-def instances(setup: Setup, load: Workload, sized: Sized) -> int:
+def instances(setup: Setup, load: Demand, sized: Sized) -> int:
     """Instances that carry a load at that steady state."""
     if load.rate is not None:
         return math.ceil(load.rate / (sized.rate * setup.mesh.dp) * (1 - 1e-9))
@@ -182,7 +193,7 @@ def instances(setup: Setup, load: Workload, sized: Sized) -> int:
     return 1
 
 
-def settled(plan: Plan, load: Workload, objective: Objective) -> Plan:
+def settled(plan: Plan, load: Demand, objective: Objective) -> Plan:
     """The plan with the steady state under the share of the load that each instance really gets."""
     ranks = plan.instances * plan.setup.mesh.dp
 
@@ -209,7 +220,7 @@ def settled(plan: Plan, load: Workload, objective: Objective) -> Plan:
 
 
 def search(
-    candidates: Iterable[Setup], load: Workload, objective: Objective, rents: dict[str, Rent | None], most: int,
+    candidates: Iterable[Setup], load: Demand, objective: Objective, rents: dict[str, Rent | None], most: int,
     draftings: Mapping[str, Sequence[Drafting | None]] | None = None,
 ) -> Found:  # fmt: skip
     """Every deployment of the candidates, up to ``most`` GPUs, that meets the objective by the closed form.
@@ -237,8 +248,8 @@ def search(
                         best[budget] = plan
                 else:
                     wrong = max(
-                        sized.ttft_high_s / objective.ttft if objective.ttft else 0.0,
-                        sized.tpot_s / objective.tpot if objective.tpot else 0.0,
+                        sized.ttft_high_s / objective.ttft_s if objective.ttft_s else 0.0,
+                        sized.tpot_s / objective.tpot_s if objective.tpot_s else 0.0,
                     )
                     if wrong < miss:
                         nearest, miss = plan, wrong
@@ -246,7 +257,7 @@ def search(
     return Found(sorted(plans, key=lambda plan: order_of(plan, load)), points, tried, nearest)
 
 
-def order_of(plan: Plan, load: Workload) -> tuple[Any, ...]:
+def order_of(plan: Plan, load: Demand) -> tuple[Any, ...]:
     """By what deployments are ordered: rent, or for batch work rent per token."""
     return per_token(plan, load.osl) if load.offline else cost(plan)
 

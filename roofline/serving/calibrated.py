@@ -22,6 +22,7 @@ from roofline.expected.serving import (
     error_of,
     measured_versions,
     outside,
+    outside_prompts,
     plain_of,
     serving_of,
     span,
@@ -149,7 +150,7 @@ class ExpectedSteps:
         bias: mean error of the same rows, above zero where times are too long.
         first_error: that of the time to first token, on models or GPUs that the fit had not seen.
         notes: what the times rest on. outside: how the deployment leaves the calibrated range, nothing where it does not;
-            batches that leave it are told by ``expected.serving.left_range``.
+            batches and prompts that leave it are told by ``expected.serving.left_range``.
 
     Raises UnsupportedModel naming a component or kernel without constants, or an engine without them.
     """
@@ -185,7 +186,7 @@ class ExpectedSteps:
             mean += f", inside the calibrated range ({span(batches(engine))} at once)"
         far = "extrapolated from those " if said else ""
         rest = f"step times are {far}calibrated to {engine} servers{measured_versions(engine)}{mean}"
-        self.notes: tuple[str, ...] = (rest, *said)
+        self.notes: tuple[str, ...] = (rest, *said, *outside_prompts(engine))
         self.outside: tuple[str, ...] = tuple(said)
 
     @property

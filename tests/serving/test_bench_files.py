@@ -219,7 +219,7 @@ def test_a_rate_and_one_phase_alone_are_predicted_too(write, cli):
     ).records
     assert abs(generate["error_tpot_s"]) < 0.5
     assert prompt["predicted_ttft_s"] > 0
-    assert generate["provenance"] in ("datasheet", "calibrated")
+    assert (prompt["provenance"], generate["provenance"]) == ("extrapolated", "calibrated")
     assert generate["notes"]
 
 

@@ -169,33 +169,45 @@ def test_a_fleet_against_a_training_run(cli):
 def test_calibrated_times_say_their_error_and_range(cli):
     answer = cli("plan", "llama-3.1-8b", *LENGTHS, "--gpus", "h100-sxm", "--rate", 1, "--max-gpus", 1, "--show", 1, "-o", "json")
     first: Any = answer.records[0]
-    assert first["provenance"] == "calibrated"
+    assert first["provenance"] == "extrapolated"
     assert "32 layers are outside the calibrated range of vllm (36 to 80)" in first["outside_calibrated_range"]
+    assert "batch 1 is outside the calibrated range of vllm (4 to 128 at once)" in first["outside_calibrated_range"]
     assert any(
         "extrapolated" in note and "11 % to the first token, inside the calibrated range" in note for note in first["notes"]
     )
 
 
 def test_times_beyond_what_was_measured_are_called_extrapolated(cli):
-    arguments = ("plan", "llama-3.1-70b", *LENGTHS, "--rate", 1, "--dtype", "fp8", "--kv-dtype", "bf16", "--show", 1,
+    arguments = ("plan", "llama-3.1-70b", *LENGTHS, "--rate", 5, "--dtype", "fp8", "--kv-dtype", "bf16", "--show", 1,
                  "--no-disaggregation")  # fmt: skip
     far, near = (cli(*arguments, "--gpus", gpu).out for gpu in ("b200-sxm", "h100-sxm"))
     assert "  extrapolated" in far
     assert "  calibrated" in near
     assert "extrapolated" not in near
-    assert "mean error on models it has not seen 5 % per token, 11 % to the first token" in near
+    assert "mean error on models it has not seen 5 % per token (4 % too short on average), 11 % to the first token" in near
 
 
 def test_a_fleet_says_what_its_step_times_are_worth(cli):
-    arguments = ("fleet", "llama-3.1-70b", "--tokens-per-day", "1T", "--gpus", "h100-sxm,b200-sxm")
+    arguments = ("fleet", "llama-3.1-70b", "--tokens-per-day", "1T", "--tpot", "30ms", "--gpus", "h100-sxm,b200-sxm")
     rows = {line.split()[3]: line.split()[-1] for line in cli(*arguments).out.splitlines() if line.startswith("1 x (")}
     assert rows == {"h100-sxm": "calibrated", "b200-sxm": "extrapolated"}
     found = {record["gpu"]: record for record in cli(*arguments, "-o", "json").records}
-    assert {gpu: record["step_times"] for gpu, record in found.items()} == rows
+    assert {gpu: record["provenance"] for gpu, record in found.items()} == rows
     assert found["b200-sxm"]["outside_calibrated_range"]
     assert found["h100-sxm"]["outside_calibrated_range"] == []
     (bound, _) = cli(*arguments, "--bound", "-o", "json").records
-    assert bound["step_times"] == "datasheet"
+    assert bound["provenance"] == "datasheet"
+
+
+def test_a_fleet_says_its_prices_the_range_of_all_its_batches_and_what_it_leaves_out(cli):
+    arguments = ("fleet", "llama-3.1-8b", "--tokens-per-day", "1T", "--gpus", "h100-sxm,h200-sxm")
+    answer = cli(*arguments).out
+    assert "assumes: price of h100-sxm: 2.95 USD per GPU and hour (20" in answer
+    assert "assumes: batches 256 to 512 are outside the calibrated range of vllm (4 to 128 at once)" in answer
+    assert answer.rstrip().splitlines()[-1].startswith("not modelled: the load over a day")
+    found = cli(*arguments, "-o", "json").records
+    assert [record["usd_per_gpu_hour"] for record in found] == [2.95, 4.0]
+    assert all("prefix caches" in record["not_modelled"] for record in found)
 
 
 def test_an_engine_whose_first_tokens_were_never_measured_says_so():
