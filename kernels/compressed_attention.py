@@ -22,10 +22,22 @@ from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, HALF, INT32, SINGLE, check, check_pages, within
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.flash_decoding import contiguous, merge, merge_parts, merged, padded
+from roofline.kernels.flash_decoding import contiguous
 from roofline.kernels.microscaling import widen_e8m0
-from roofline.kernels.mla_decode import Blocks, choose
-from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.parts import (
+    Blocks,
+    begin,
+    choose_blocks,
+    launches,
+    leave,
+    merge,
+    merge_parts,
+    padded,
+    partials,
+    span,
+    tolerance,
+)
+from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Moved, Spec, Tensors
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Ragged, Work
@@ -84,24 +96,16 @@ def compressed_attention_kernel(
     visible = tl.maximum(0, tl.load(lengths + sequence) - T + query % T + 1)
     near = tl.minimum(visible, W)
     count = near + (visible // EVERY if K == 0 else tl.minimum(K, visible // EVERY))
-    share = tl.cdiv(tl.cdiv(count, BN), SPLITS) * BN
-    first = part * share
-    last = tl.minimum(first + share, count)
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    sums = tl.zeros((ROWS, HP), tl.float32)
-    if sinks is not None:  # noqa: SIM102
-        if part == 0:
-            peak = tl.load(sinks + head, mask=real, other=0.0) * 1.4426950408889634
-            total = tl.full((ROWS,), 1.0, tl.float32)
-    end = tl.minimum(last, near)
-    begin = tl.maximum(first, near)
-    near_blocks = tl.cdiv(tl.maximum(0, end - first), BN)
-    blocks = near_blocks + tl.cdiv(tl.maximum(0, last - begin), BN)
+    first, last = span(part, 0, count, BN, SPLITS)
+    peak, total, sums = begin(sinks, head, real, part, ROWS, HP)
+    near_end = tl.minimum(last, near)
+    far_begin = tl.maximum(first, near)
+    near_blocks = tl.cdiv(tl.maximum(0, near_end - first), BN)
+    blocks = near_blocks + tl.cdiv(tl.maximum(0, last - far_begin), BN)
     for block in range(blocks):
         recent = block < near_blocks
-        place = tl.where(recent, first + block * BN, begin + (block - near_blocks) * BN) + tl.arange(0, BN)
-        inside = place < tl.where(recent, end, last)
+        place = tl.where(recent, first + block * BN, far_begin + (block - near_blocks) * BN) + tl.arange(0, BN)
+        inside = place < tl.where(recent, near_end, last)
         entry = tl.where(recent, visible - near, -near) + place
         if selected is not None:
             chosen = tl.load(selected + query.to(tl.int64) * K + entry, mask=inside & (block >= near_blocks), other=0)
@@ -118,17 +122,12 @@ def compressed_attention_kernel(
         score = tl.dot(queries, tl.trans(tile), input_precision="ieee") * (scale * 1.4426950408889634)
         weight, peak, total, fade = merge(tl.where(inside[None, :], score, float("-inf")), peak, total)
         sums = tl.dot(weight.to(tile.dtype), tile, sums * fade[:, None], input_precision="ieee")
-    result = sums / tl.where(total > 0, total, 1.0)[:, None]
-    goal = out + (at[:, None] * SPLITS + part).to(tl.int64) * H + column[None, :]
-    tl.store(goal, result.to(out.dtype.element_ty), mask=real[:, None] & (column[None, :] < H))
-    if SPLITS > 1:
-        weighed = tl.where(total > 0, peak + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
-        tl.store(weights + at * SPLITS + part, weighed, mask=real)
+    leave(out, weights, peak, total, sums, at, part, real, H, HP, SPLITS)
 
 
-def blocks_for(tokens: int, N: int, H: int, seen: int, dtype: str, packed: bool, device: Device) -> Blocks:
+def blocks_for(tokens: int, N: int, seen: int, dtype: str, packed: bool, device: Device) -> Blocks:
     """As ``mla_decode`` chooses; packed entries need registers to be widened in and are taken half as many at a time."""
-    cut = choose(tokens, N, H, seen, dtype, device)
+    cut = choose_blocks(tokens, N, seen, dtype, device)
     return replace(cut, BN=32, stages=2) if cut.BN == 64 and packed else cut
 
 
@@ -175,18 +174,14 @@ def compressed_attention(
     if not out.numel():
         return out
     K, packed = 0 if selected is None else selected.shape[2], cache.dtype == torch.uint8
-    cut = parts or blocks_for(B * T, N, H, window + (K or longest // every), NAMES[q.dtype], packed, of(q))
-    split = cut.splits > 1
-    partial = buffers.empty(B, T, N, cut.splits, H, dtype=torch.float32, device=q.device) if split else out
-    weights = buffers.empty(B, T, N, cut.splits, dtype=torch.float32, device=q.device) if split else None
+    cut = parts or blocks_for(B * T, N, window + (K or longest // every), NAMES[q.dtype], packed, of(q))
+    partial, weights = partials(out, cut.splits)
     compressed_attention_kernel[(B * T, ceil_div(N, cut.rows), cut.splits)](
         q, *views(window_cache, q.dtype), *views(cache, q.dtype), window_table, table, selected, lengths, sinks, partial,
         weights, window_table.shape[1], table.shape[1], scale, T=T, N=N, H=H, HP=padded(H), W=window, EVERY=every, K=K,
         ROWS=cut.rows, BN=cut.BN, PAGE=page, SPLITS=cut.splits, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
-    if weights is not None:
-        merge_parts(partial, weights, out)
-    return out
+    return merge_parts(partial, weights, out)
 
 
 def pack(entries: torch.Tensor) -> torch.Tensor:
@@ -240,7 +235,7 @@ class Compressed(Case):
         """The blocks of its launch."""
         seen = self.window + (self.k or (max(self.cached) + self.T) // self.every)
         tokens = len(self.cached) * self.T
-        return self.parts or blocks_for(tokens, self.N, self.H, seen, self.dtype, self.packed, current())
+        return self.parts or blocks_for(tokens, self.N, seen, self.dtype, self.packed, current())
 
     def counts(self, visible: int) -> tuple[int, int]:
         """Window entries and compressed ones that a token attends to which sees that many tokens."""
@@ -350,7 +345,6 @@ def expected(case: Compressed, tensors: Tensors) -> Expected:
         moved["selected"] = Moved("", read=4 * far // blocks, requested=4 * far)
     if case.sinks:
         moved["sinks"] = Moved("", read=4 * case.N, requested=4 * case.N * B * case.T)
-    first, second = merged(B * case.T * case.N, case.H, cut.splits, cost.write["activations"])
     tiles = blocks * sum(walked(recent, recent + others, cut) for recent, others in counts)
     executed = 2 * cut.rows * cut.BN * 2 * padded(case.H) * tiles
 
@@ -360,7 +354,8 @@ def expected(case: Compressed, tensors: Tensors) -> Expected:
         far = int((tensors["selected"] >= 0).sum()) if case.k else whole
         return 4 * case.N * case.H * (near + far)
 
-    kernels = {"compressed_attention_kernel": Launch(programs, {**moved, **first}), **second}
+    rows, out = B * case.T * case.N, cost.write["activations"]
+    kernels = launches("compressed_attention_kernel", programs, moved, rows, case.H, cut.splits, out)
     return Expected(cost, kernels, TYPES[case.dtype].triton, executed, needed)
 
 
@@ -375,11 +370,6 @@ CASES = (
     Compressed("packed-584", "bf16", (40,), 3, 512, 6, 5, packed=True, parts=Blocks(16, 1, rows=16)),
     Compressed("single", "fp32", (44, 61), 6, 64, 11, 2, k=30, page=16, parts=TWO),
 )
-TOLERANCE = {
-    "bf16": Tolerance(5e-3, "weights of at most 1 are rounded to bf16 before they multiply entries; the result once more"),
-    "fp16": Tolerance(6e-4, "weights of at most 1 are rounded to fp16 before they multiply entries; the result once more"),
-    "fp32": Tolerance(2e-6, "fp32 sums in another order, exp2 in place of exp"),
-}
 LONG = (131071,) * 16
 CSA: dict[str, Any] = {"N": 128, "H": 512, "window": 128, "every": 4, "k": 1024}
 HCA: dict[str, Any] = {"N": 128, "H": 512, "window": 128, "every": 128}
@@ -394,5 +384,5 @@ MEASURED = (
     Compressed("v4-hca-128k", "bf16", LONG, **HCA, packed=True),
 )
 SPEC = Spec(
-    "compressed_attention", "LatentAttention", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED
+    "compressed_attention", "LatentAttention", CASES, inputs, reference, launch, expected, tolerance("entries"), BUILDS, MEASURED
 )  # fmt: skip

@@ -20,9 +20,9 @@ from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, SINGLE, check, check_pages, within
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.flash_decoding import Parts, block_counts, padded, parts_for
 from roofline.kernels.index_keys import INDEX, dequantise, from_pages, quantise, to_pages
 from roofline.kernels.microscaling import widen_e2m1, widen_e8m0
+from roofline.kernels.parts import Parts, block_counts, padded, parts_for, span
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
@@ -61,9 +61,7 @@ def dsa_indexer_kernel(
     row = query * N + head
     gain = tl.load(head_weights + row, mask=real, other=0.0).to(tl.float32) * scale
     count = (tl.load(lengths + sequence) - T + query % T + 1) // EVERY
-    share = tl.cdiv(tl.cdiv(count, BN), PARTS) * BN
-    first = tl.program_id(1) * share
-    last = tl.minimum(first + share, count)
+    first, last = span(tl.program_id(1), 0, count, BN, PARTS)
     if FP4:
         q_even, q_odd = fp4_halves(q, q_scales, row * (D // 2), row * (D // 32), real, D, ROWS, GROUPS)
     else:

@@ -1,10 +1,9 @@
 """FlashDecoding: attention of a few new tokens over a long cache in pages, its keys split over programs.
 
 One program holds all query rows that share a key-value head (grouped heads times new tokens, so that keys are read once
-for all of them) and walks over one part of the sequence's pages. With more than one part, each leaves a normalised partial
-result and the logarithm of its weight, and a second kernel merges them. The new tokens' keys lie in the cache already;
-several new tokens (verification of drafts) see each other causally, or as a tree says. An 8-bit cache is widened to the
-queries' type, which is exact; its scales are applied to scores and sums.
+for all of them) and walks over one part of the sequence's pages; ``parts`` says how parts are merged. The new tokens' keys
+lie in the cache already; several new tokens (verification of drafts) see each other causally, or as a tree says. An 8-bit
+cache is widened to the queries' type, which is exact; its scales are applied to scores and sums.
 """
 
 from __future__ import annotations
@@ -22,20 +21,24 @@ from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, NARROW, check, check_heads, check_pages, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_attention import attention, soft_capped, visible
-from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.parts import (
+    Parts,
+    begin,
+    block_counts,
+    launches,
+    leave,
+    merge,
+    merge_parts,
+    padded,
+    partials,
+    parts_for,
+    span,
+    tolerance,
+)
+from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Moved, Spec, Tensors
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Ragged, Work
-
-
-@triton.jit
-def merge(score, peak, total):
-    """One block of scores (base 2) into a running softmax: weights, new peak and total, and what old sums fade by."""
-    highest = tl.maximum(peak, tl.max(score, 1))
-    base = tl.where(highest == float("-inf"), 0.0, highest)
-    weight = tl.exp2(score - base[:, None])
-    fade = tl.exp2(peak - base)
-    return weight, highest, total * fade + tl.sum(weight, 1), fade
 
 
 @triton.jit
@@ -62,17 +65,8 @@ def flash_decoding_kernel(
     low = 0
     if WINDOW:
         low = tl.maximum(0, cached - size + 1)
-    share = tl.cdiv(tl.cdiv(length - low, BN), SPLITS) * BN
-    first = low + part * share
-    last = tl.minimum(first + share, length)
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    sums = tl.zeros((ROWS, VP), tl.float32)
-    if sinks is not None:  # noqa: SIM102
-        if part == 0:
-            sink = tl.load(sinks + head * group + row % group, mask=real, other=0.0)
-            peak = sink.to(tl.float32) * 1.4426950408889634
-            total = tl.full((ROWS,), 1.0, tl.float32)
+    first, last = span(part, low, length, BN, SPLITS)
+    peak, total, sums = begin(sinks, head * group + row % group, real, part, ROWS, VP)
     for start in range(first, last, BN):
         key = start + tl.arange(0, BN)
         inside = key < last
@@ -101,49 +95,7 @@ def flash_decoding_kernel(
         )  # fmt: skip
         widened = values.to(queries.dtype)
         sums = tl.dot(weight.to(queries.dtype), widened, sums * fade[:, None], input_precision="ieee")
-    result = sums / tl.where(total > 0, total, 1.0)[:, None] * v_scale
-    goal = out + (at[:, None] * SPLITS + part).to(tl.int64) * V + value[None, :]
-    tl.store(goal, result.to(out.dtype.element_ty), mask=real[:, None] & (value[None, :] < V))
-    if SPLITS > 1:
-        weighed = tl.where(total > 0, peak + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
-        tl.store(weights + at * SPLITS + part, weighed, mask=real)
-
-
-@triton.jit
-def merge_parts_kernel(parts, weights, out, V: tl.constexpr, VP: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr):
-    """The parts of one query row, weighed against each other."""
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, SP)
-    value = tl.arange(0, VP)
-    weighed = tl.load(weights + row * SPLITS + part, mask=part < SPLITS, other=float("-inf"))
-    peak = tl.max(weighed, 0)
-    weight = tl.exp2(weighed - tl.where(peak == float("-inf"), 0.0, peak))
-    total = tl.sum(weight, 0)
-    inside = (part[:, None] < SPLITS) & (value[None, :] < V)
-    partial = tl.load(parts + (row * SPLITS + part[:, None]) * V + value[None, :], mask=inside, other=0.0)
-    result = tl.sum(partial * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(out + row * V + value, result.to(out.dtype.element_ty), mask=value < V)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Keys per block, parts of the sequence, warps, stages."""
-
-    BN: int
-    splits: int
-    warps: int = 4
-    stages: int = 3
-
-
-def padded(width: int) -> int:
-    """A width as the matrix unit takes it: a power of two, 16 at least."""
-    return max(16, 1 << (width - 1).bit_length())
-
-
-def parts_for(programs: int, keys: int, BN: int, device: Device, resident: int) -> int:
-    """Parts of the keys that fill the device with ``resident`` programs per unit, four blocks each at the least."""
-    wanted = ceil_div(resident * device.units, programs)
-    return int(max(1, min(wanted, ceil_div(keys, 4 * BN), 128)))
+    leave(out, weights, peak, total, sums * v_scale, at, part, real, V, VP, SPLITS)
 
 
 def choose(sequences: int, K: int, rows: int, H: int, keys: int, dtype: str, device: Device) -> Parts:
@@ -153,14 +105,6 @@ def choose(sequences: int, K: int, rows: int, H: int, keys: int, dtype: str, dev
     BN = 64 if padded(H) <= 128 and device.shared >= 100_000 else 32
     stages = 3 if device.shared >= 100_000 else 1
     return Parts(BN, parts_for(sequences * K, keys, BN, device, 2), 8 if rows > 64 else 4, stages)
-
-
-def merge_parts(parts: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
-    """Merges ``parts [..., SPLITS, V]`` by the base-2 logarithms ``weights [..., SPLITS]`` into ``out [..., V]``."""
-    splits, V = parts.shape[-2:]
-    merge_parts_kernel[(out.numel() // V,)](
-        parts, weights, out, V=V, VP=1 << (V - 1).bit_length(), SPLITS=splits, SP=1 << (splits - 1).bit_length(), num_warps=4
-    )  # fmt: skip
 
 
 def flash_decoding(
@@ -196,18 +140,14 @@ def flash_decoding(
         return out
     rows = T * (N // K)
     cut = parts or choose(B, K, rows, H, longest, NAMES[q.dtype], of(q))
-    split = cut.splits > 1
-    partial = buffers.empty(B, T, N, cut.splits, V, dtype=torch.float32, device=q.device) if split else out
-    weights = buffers.empty(B, T, N, cut.splits, dtype=torch.float32, device=q.device) if split else None
+    partial, weights = partials(out, cut.splits)
     flash_decoding_kernel[(B, K, cut.splits)](
         q, k_cache, v_cache, table, lengths, sinks, tree, partial, weights, table.shape[1],
         (H**-0.5 if scale is None else scale) * k_scale, v_scale, window, T=T, N=N, K=K, H=H, V=V, HP=padded(H), VP=padded(V),
         ROWS=padded(rows), BN=cut.BN, PAGE=PAGE, SPLITS=cut.splits, WINDOW=window > 0, CAP=soft_cap,
         num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
-    if weights is not None:
-        merge_parts(partial, weights, out)
-    return out
+    return merge_parts(partial, weights, out)
 
 
 @dataclass(frozen=True)
@@ -298,27 +238,6 @@ def launch(case: Decode, tensors: Tensors) -> Tensors:
     return {"out": flash_decoding(**tensors, **options)}
 
 
-def block_counts(low: int, length: int, cut: Parts) -> int:
-    """Blocks of keys that the parts of one sequence walk over together."""
-    share = ceil_div(ceil_div(length - low, cut.BN), cut.splits) * cut.BN
-    ends = [(low + part * share, min(low + (part + 1) * share, length)) for part in range(cut.splits)]
-    return sum(ceil_div(last - first, cut.BN) for first, last in ends if last > first)
-
-
-def merged(rows: int, V: int, splits: int, out: int) -> tuple[dict[str, Moved], dict[str, Launch]]:
-    """What the parts of ``rows`` results of width V add: their way to memory, and the kernel that merges them."""
-    sums, weights = 4 * rows * splits * V, 4 * rows * splits
-    if splits == 1:
-        return {"out": Moved("activations", written=out)}, {}
-    second = {
-        "parts": Moved("", read=sums),
-        "weights": Moved("", read=weights),
-        "out": Moved("activations", written=out),
-    }
-    first = {"out": Moved("", written=sums), "weights": Moved("", written=weights)}
-    return first, {"merge_parts_kernel": Launch(rows, second)}
-
-
 def expected(case: Decode, tensors: Tensors) -> Expected:
     """Keys and values once for all rows that share them; queries once per part; a table entry per key and head.
 
@@ -346,7 +265,6 @@ def expected(case: Decode, tensors: Tensors) -> Expected:
         moved["sinks"] = Moved("", read=sinks, requested=sinks * case.T * B)
     if case.tree:
         moved["tree"] = Moved("", read=B * case.T**2, requested=B * case.K * case.T**2 * group)
-    first, second = merged(B * case.T * case.N, case.values, cut.splits, cost.write["activations"])
     blocks = case.K * sum(block_counts(low, length, cut) for low, length in spans)
     widths = padded(case.H) + padded(case.values)
     executed = 2 * padded(case.T * group) * cut.BN * widths * blocks
@@ -355,7 +273,8 @@ def expected(case: Decode, tensors: Tensors) -> Expected:
         pairs = sum(int(visible(mask, case.window, case.T, S).sum()) for S in case.cached)
         return 2 * case.N * (case.H + case.values) * pairs
 
-    kernels = {"flash_decoding_kernel": Launch(programs, {**moved, **first}), **second}
+    rows, out = B * case.T * case.N, cost.write["activations"]
+    kernels = launches("flash_decoding_kernel", programs, moved, rows, case.values, cut.splits, out)
     return Expected(cost, kernels, TYPES[case.dtype].triton, executed, needed)
 
 
@@ -389,11 +308,6 @@ CASES = (
     Decode("int8-cache", "fp16", (29, 41), 4, 1, 32, kv="int8", page=8, parts=Parts(16, 2)),
     Decode("single", "fp32", (65, 1, 30), 4, 2, 32, parts=FOUR),
 )
-TOLERANCE = {
-    "bf16": Tolerance(5e-3, "weights of at most 1 are rounded to bf16 before they multiply values; the result once more"),
-    "fp16": Tolerance(6e-4, "weights of at most 1 are rounded to fp16 before they multiply values; the result once more"),
-    "fp32": Tolerance(2e-6, "fp32 sums in another order, exp2 in place of exp"),
-}
 BUILDS = (
     Build(Decode("llama-70b", "bf16", (32767,) * 16, 64, 8, 128), {"flash_decoding_kernel": "HMMA"}, (), EVERYWHERE),
     Build(Decode("llama-70b-fp8", "bf16", (32767,) * 16, 64, 8, 128, kv="fp8"), {"flash_decoding_kernel": "HMMA"}),
@@ -411,5 +325,5 @@ MEASURED = (
     Decode("verify-32k", "bf16", (32764,) * 16, 64, 8, 128, T=4),
 )
 SPEC = Spec(
-    "flash_decoding", "Attention", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED, library
+    "flash_decoding", "Attention", CASES, inputs, reference, launch, expected, tolerance(), BUILDS, MEASURED, library
 )  # fmt: skip

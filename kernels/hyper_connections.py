@@ -20,8 +20,8 @@ from roofline.components.hyper_connections import HyperApply, HyperConnection, H
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, SINGLE, check, within
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.flash_decoding import padded
 from roofline.kernels.gemm import sum_block, sum_parts_kernel
+from roofline.kernels.parts import padded
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div

@@ -8,7 +8,6 @@ positions as there are entries this is dense latent attention, bit for bit where
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,13 +15,35 @@ import torch
 import triton
 import triton.language as tl
 
-from roofline.components.latent import LatentAttention, Reach, latent_layout
+from roofline.components.latent import Reach
 from roofline.kernels import buffers
 from roofline.kernels.arguments import INT32, check
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.flash_decoding import block_counts, contiguous, merge, merge_parts, merged, paged
-from roofline.kernels.mla_decode import DEEPSEEK, GROUP, Blocks, check_latent, choose, entries_at, pack, unpack, views
-from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.flash_decoding import contiguous
+from roofline.kernels.latent_cache import (
+    DEEPSEEK,
+    GROUP,
+    Latent,
+    attend,
+    check_latent,
+    latent_inputs,
+    queries_at,
+    stored,
+    views,
+)
+from roofline.kernels.parts import (
+    Blocks,
+    begin,
+    block_counts,
+    choose_blocks,
+    launches,
+    leave,
+    merge_parts,
+    partials,
+    span,
+    tolerance,
+)
+from roofline.kernels.spec import EVERYWHERE, Build, Expected, Moved, Spec, Tensors
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Ragged, Work
@@ -41,43 +62,26 @@ def sparse_mla_decode_kernel(
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     real = head < N
     at = query * N + head
-    wide = tl.arange(0, R)
-    turned = tl.arange(0, P)
-    q_at = q + at[:, None].to(tl.int64) * (R + P)
-    q_latent = tl.load(q_at + wide[None, :], mask=real[:, None], other=0.0)
-    q_rotary = tl.load(q_at + R + turned[None, :], mask=real[:, None], other=0.0)
+    q_latent, q_rotary = queries_at(q, at, real, R, P)
     count = tl.maximum(0, tl.minimum(K, tl.load(lengths + sequence) - T + query % T + 1))
-    share = tl.cdiv(tl.cdiv(count, BN), SPLITS) * BN
-    first = part * share
-    last = tl.minimum(first + share, count)
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    sums = tl.zeros((ROWS, R), tl.float32)
+    first, last = span(part, 0, count, BN, SPLITS)
+    peak, total, sums = begin(None, at, real, part, ROWS, R)
     for start in range(first, last, BN):
         place = start + tl.arange(0, BN)
         inside = place < last
         position = tl.load(selected + query.to(tl.int64) * K + place, mask=inside, other=0)
         page = tl.load(table + sequence * columns + position // PAGE, mask=inside, other=0).to(tl.int64)
         slot = page * PAGE + position % PAGE
-        entries, keys = entries_at(
-            latent, scales, rotary, slot, inside, q_latent.dtype, R, P, ENTRY, ROTARY_ENTRY, BN, GROUP
+        peak, total, sums = attend(
+            q_latent, q_rotary, latent, scales, rotary, slot, inside, inside[None, :], scale, peak, total, sums,
+            R, P, ENTRY, ROTARY_ENTRY, BN, GROUP,
         )  # fmt: skip
-        score = tl.dot(q_rotary, keys, input_precision="ieee")
-        score = tl.dot(q_latent, tl.trans(entries), score, input_precision="ieee") * (scale * 1.4426950408889634)
-        score = tl.where(inside[None, :], score, float("-inf"))
-        weight, peak, total, fade = merge(score, peak, total)
-        sums = tl.dot(weight.to(entries.dtype), entries, sums * fade[:, None], input_precision="ieee")
-    result = sums / tl.where(total > 0, total, 1.0)[:, None]
-    goal = out + (at[:, None] * SPLITS + part).to(tl.int64) * R + wide[None, :]
-    tl.store(goal, result.to(out.dtype.element_ty), mask=real[:, None])
-    if SPLITS > 1:
-        weighed = tl.where(total > 0, peak + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
-        tl.store(weights + at * SPLITS + part, weighed, mask=real)
+    leave(out, weights, peak, total, sums, at, part, real, R, R, SPLITS)
 
 
-def blocks_for(tokens: int, N: int, R: int, K: int, dtype: str, packed: bool, device: Device) -> Blocks:
+def blocks_for(tokens: int, N: int, K: int, dtype: str, packed: bool, device: Device) -> Blocks:
     """As ``mla_decode`` chooses; a gather of 16-bit entries needs more registers for addresses and takes half the entries."""
-    cut = choose(tokens, N, R, K, dtype, device)
+    cut = choose_blocks(tokens, N, K, dtype, device)
     return replace(cut, BN=32, stages=3) if cut.BN == 64 and not packed else cut
 
 
@@ -101,47 +105,30 @@ def sparse_mla_decode(
     if not out.numel():
         return out
     latent, scales, rotary = views(cache, rank, q.dtype)
-    cut = parts or blocks_for(B * T, N, rank, K, NAMES[q.dtype], scales is not None, of(q))
-    split = cut.splits > 1
-    partial = buffers.empty(B, T, N, cut.splits, rank, dtype=torch.float32, device=q.device) if split else out
-    weights = buffers.empty(B, T, N, cut.splits, dtype=torch.float32, device=q.device) if split else None
+    cut = parts or blocks_for(B * T, N, K, NAMES[q.dtype], scales is not None, of(q))
+    partial, weights = partials(out, cut.splits)
     sparse_mla_decode_kernel[(B * T, ceil_div(N, cut.rows), cut.splits)](
         q, latent, scales, rotary, table, selected, lengths, partial, weights, table.shape[1], scale,
         T=T, N=N, R=rank, P=P, ENTRY=latent.stride(1), ROTARY_ENTRY=rotary.stride(1), K=K, ROWS=cut.rows, BN=cut.BN,
         PAGE=cache.shape[1], SPLITS=cut.splits, GROUP=GROUP, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
-    if weights is not None:
-        merge_parts(partial, weights, out)
-    return out
+    return merge_parts(partial, weights, out)
 
 
 @dataclass(frozen=True)
-class Selected(Case):
-    """``cached`` entries of each sequence behind T new ones, k selected; N heads, rank R and rotary width P.
+class Selected(Latent):
+    """``k`` entries are selected for each new token.
 
     Several tokens select entries that do not overlap, or all: what the component's count of distinct entries is exact for.
     """
 
-    cached: tuple[int, ...]
-    k: int
-    N: int
-    R: int
-    P: int
-    T: int = 1
-    page: int = 64
-    packed: bool = False
-    parts: Blocks | None = None
-
-    @property
-    def scale(self) -> float:
-        """Scale of the scores, as in ``mla_decode``."""
-        return math.sqrt(1 / (self.R // 4 + self.P))
+    k: int = 0
 
     @property
     def cut(self) -> Blocks:
         """The blocks of its launch."""
         tokens = len(self.cached) * self.T
-        return self.parts or blocks_for(tokens, self.N, self.R, self.k, self.dtype, self.packed, current())
+        return self.parts or blocks_for(tokens, self.N, self.k, self.dtype, self.packed, current())
 
     def counts(self, S: int) -> list[int]:
         """Entries that each new token of a sequence attends to."""
@@ -163,24 +150,14 @@ def chosen(case: Selected, source: Source) -> torch.Tensor:
 
 
 def inputs(case: Selected, device: str) -> Tensors:
-    """Absorbed queries, a latent cache in random pages, its table, lengths and a selection for each token."""
-    source, lengths = Source(case.name, device), [S + case.T for S in case.cached]
-    cache, table = paged(case, source, (case.R + case.P,), lengths, case.dtype)
-    if case.packed:
-        size = case.R + 4 * (case.R // GROUP) + 2 * case.P
-        on_device = device != "meta"
-        cache = pack(cache, case.R) if on_device else torch.empty(*cache.shape[:2], size, dtype=torch.uint8, device=device)
-    q = source.normal(len(lengths), case.T, case.N, case.R + case.P, dtype=case.dtype, scale=0.5)
-    selected = chosen(case, source)
-    return {"q": q, "cache": cache, "table": table, "selected": selected, "lengths": source.integers(lengths)}
+    """As of ``mla_decode``, and a selection for each token."""
+    source = Source(case.name, device)
+    return {**latent_inputs(case, source), "selected": chosen(case, source)}
 
 
 def reference(case: Selected, tensors: Tensors) -> Tensors:
     """Softmax attention of each token over its own selection, in float64."""
-    cache = tensors["cache"]
-    if case.packed:
-        cache = unpack(cache, case.R, TYPES[case.dtype].torch)
-    outputs = []
+    cache, outputs = stored(case, tensors["cache"]), []
     for index, S in enumerate(case.cached):
         entries = contiguous(cache, tensors["table"][index], S + case.T)
         for token, count in enumerate(case.counts(S)):
@@ -203,10 +180,8 @@ def looked_up(case: Selected, selected: torch.Tensor) -> int:
 
 def expected(case: Selected, tensors: Tensors) -> Expected:
     """Entries once per block of heads of each token; queries once per part; a position and a table entry per entry read."""
-    cut, fmt, B = case.cut, TYPES[case.dtype].format, len(case.cached)
-    layout = latent_layout(case.R, case.P, TYPES["fp8"].format if case.packed else fmt)
-    core = LatentAttention(case.N, case.R + case.P, case.R, layout, (Reach(limit=case.k),), activation=fmt)
-    cost = core.cost(Ragged(tuple(Work(1, case.T, S) for S in case.cached)))
+    cut, B = case.cut, len(case.cached)
+    cost = case.core(Reach(limit=case.k)).cost(Ragged(tuple(Work(1, case.T, S) for S in case.cached)))
     counts = [count for S in case.cached for count in case.counts(S)]
     distinct = sum(min(sum(case.counts(S)), S + case.T) for S in case.cached)
     blocks = ceil_div(case.N, cut.rows)
@@ -218,14 +193,14 @@ def expected(case: Selected, tensors: Tensors) -> Expected:
         "selected": Moved("", read=4 * sum(counts), requested=4 * sum(counts) * blocks),
         "lengths": Moved("", read=4 * B, requested=4 * programs),
     }
-    first, second = merged(B * case.T * case.N, case.R, cut.splits, cost.write["activations"])
     walked = blocks * sum(block_counts(0, count, cut) for count in counts)
     executed = 2 * cut.rows * cut.BN * (2 * case.R + case.P) * walked
 
     def needed() -> int:
         return 2 * case.N * (2 * case.R + case.P) * int((tensors["selected"] >= 0).sum())
 
-    kernels = {"sparse_mla_decode_kernel": Launch(programs, {**moved, **first}), **second}
+    rows, out = B * case.T * case.N, cost.write["activations"]
+    kernels = launches("sparse_mla_decode_kernel", programs, moved, rows, case.R, cut.splits, out)
     return Expected(cost, kernels, TYPES[case.dtype].triton, executed, needed)
 
 
@@ -245,19 +220,14 @@ def library(case: Selected, tensors: Tensors) -> Any:
 
 
 CASES = (
-    Selected("chosen", "bf16", (150, 3), 40, 4, 128, 32, page=16),
-    Selected("ragged", "bf16", (0, 33, 70), 45, 21, 128, 16, page=16, parts=Blocks(16, 2, rows=16)),
-    Selected("apart", "bf16", (50, 37), 11, 8, 256, 64, T=3, page=8, parts=Blocks(16, 1, rows=16)),
-    Selected("everything", "fp16", (20, 0), 64, 16, 128, 32, T=2, page=4, parts=Blocks(32, 2, rows=16)),
-    Selected("packed", "bf16", (40, 17), 19, 16, 256, 64, page=16, packed=True, parts=Blocks(16, 2, rows=16)),
-    Selected("packed-656", "bf16", (35,), 18, 5, 512, 64, packed=True, parts=Blocks(16, 1, rows=16)),
-    Selected("single", "fp32", (30, 9), 13, 6, 64, 16, page=16, parts=Blocks(16, 3, rows=16)),
+    Selected("chosen", "bf16", (150, 3), 4, 128, 32, page=16, k=40),
+    Selected("ragged", "bf16", (0, 33, 70), 21, 128, 16, page=16, k=45, parts=Blocks(16, 2, rows=16)),
+    Selected("apart", "bf16", (50, 37), 8, 256, 64, T=3, page=8, k=11, parts=Blocks(16, 1, rows=16)),
+    Selected("everything", "fp16", (20, 0), 16, 128, 32, T=2, page=4, k=64, parts=Blocks(32, 2, rows=16)),
+    Selected("packed", "bf16", (40, 17), 16, 256, 64, page=16, packed=True, k=19, parts=Blocks(16, 2, rows=16)),
+    Selected("packed-656", "bf16", (35,), 5, 512, 64, packed=True, k=18, parts=Blocks(16, 1, rows=16)),
+    Selected("single", "fp32", (30, 9), 6, 64, 16, page=16, k=13, parts=Blocks(16, 3, rows=16)),
 )
-TOLERANCE = {
-    "bf16": Tolerance(5e-3, "weights of at most 1 are rounded to bf16 before they multiply latents; the result once more"),
-    "fp16": Tolerance(6e-4, "weights of at most 1 are rounded to fp16 before they multiply latents; the result once more"),
-    "fp32": Tolerance(2e-6, "fp32 sums in another order, exp2 in place of exp"),
-}
 LONG = (16383,) * 64
 GATHERED: dict[str, Any] = {**DEEPSEEK, "k": 2048}
 BUILDS = (
@@ -269,5 +239,6 @@ MEASURED = (
     Selected("deepseek-16k-packed", "bf16", LONG, **GATHERED, packed=True),
 )
 SPEC = Spec(
-    "sparse_mla_decode", "LatentAttention", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED, library
+    "sparse_mla_decode", "LatentAttention", CASES, inputs, reference, launch, expected, tolerance("latents"), BUILDS, MEASURED,
+    library,
 )  # fmt: skip

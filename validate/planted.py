@@ -17,7 +17,10 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 
 
 class Mutant(NamedTuple):
-    """A fault in the file of a kernel: ``old`` becomes ``new``, and the proof of ``case`` must name the ``symptom``."""
+    """A fault in the file of a kernel: ``old`` becomes ``new``, and the proof of ``case`` must name the ``symptom``.
+
+    ``shared`` names the file that has the fault where it is one that several kernels share.
+    """
 
     kernel: str
     fault: str
@@ -25,27 +28,38 @@ class Mutant(NamedTuple):
     new: str
     case: str
     symptom: str
+    shared: str = ""
 
     def __str__(self) -> str:
         return f"{self.kernel}-{self.fault}-{self.case}".replace(" ", "-")
 
 
-def mutated(mutant: Mutant, folder: Path) -> ModuleType:
-    """The module of a kernel whose file, written into ``folder``, has the fault."""
-    text = (KERNELS / f"{mutant.kernel}.py").read_text(encoding="utf-8")
-    assert mutant.old in text, "the place of the fault has changed: update the mutant"
-    path = folder / f"mutant_{mutant.kernel}.py"
-    path.write_text(text.replace(mutant.old, mutant.new, 1), encoding="utf-8")
-    source = importlib.util.spec_from_file_location(path.stem, path)
+def _loaded(path: Path, name: str, wanted: str) -> ModuleType:
+    """The module of a file, which is known as ``name`` while ``wanted`` is imported."""
+    source = importlib.util.spec_from_file_location(name, path)
     assert source is not None
     assert source.loader is not None
     module = importlib.util.module_from_spec(source)
-    sys.modules[path.stem] = module
+    known = sys.modules.get(name)
+    sys.modules[name] = module
     try:
         source.loader.exec_module(module)
+        return _loaded(KERNELS / f"{wanted}.py", f"mutant_{wanted}", "") if wanted else module
     finally:
-        del sys.modules[path.stem]
-    return module
+        del sys.modules[name]
+        if known is not None:
+            sys.modules[name] = known
+
+
+def mutated(mutant: Mutant, folder: Path) -> ModuleType:
+    """The module of a kernel that has the fault, in its own file or in a shared one, which is written into ``folder``."""
+    file = mutant.shared or mutant.kernel
+    text = (KERNELS / f"{file}.py").read_text(encoding="utf-8")
+    assert mutant.old in text, "the place of the fault has changed: update the mutant"
+    path = folder / f"mutant_{file}.py"
+    path.write_text(text.replace(mutant.old, mutant.new, 1), encoding="utf-8")
+    name = f"roofline.kernels.{mutant.shared}" if mutant.shared else path.stem
+    return _loaded(path, name, mutant.kernel if mutant.shared else "")
 
 
 def mutate(mutant: Mutant, folder: Path) -> Spec:

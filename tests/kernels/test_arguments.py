@@ -16,11 +16,12 @@ from roofline.errors import InputError
 from roofline.kernels import arguments, paged_cache
 from roofline.kernels.flash_attention import Tiles as Blocks
 from roofline.kernels.flash_attention import attention, flash_attention, visible
-from roofline.kernels.flash_decoding import Decode, Parts, flash_decoding
+from roofline.kernels.flash_decoding import Decode, flash_decoding
 from roofline.kernels.flash_decoding import inputs as decode_inputs
 from roofline.kernels.gated_mlp import gate_up
 from roofline.kernels.gemm import Tiles, gemm
 from roofline.kernels.grouped_gemm import grouped_gemm
+from roofline.kernels.parts import Parts
 from roofline.kernels.registry import load_all
 from roofline.kernels.rmsnorm import rmsnorm
 from roofline.kernels.sampling import sample

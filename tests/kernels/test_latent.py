@@ -13,8 +13,10 @@ from roofline.formats import FP8
 from roofline.kernels import mla_decode as latent
 from roofline.kernels import sparse_mla_decode as sparse
 from roofline.kernels.buffers import poisoned
-from roofline.kernels.mla_decode import Blocks, mla_decode, pack, unpack
+from roofline.kernels.latent_cache import pack, unpack
+from roofline.kernels.mla_decode import mla_decode
 from roofline.kernels.mla_prefill import expand, mla_prefill
+from roofline.kernels.parts import Blocks
 from roofline.validate.counted import counting
 
 
@@ -65,7 +67,7 @@ def unseen(lengths: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize("splits", [1, 2, 5])
 @pytest.mark.parametrize("packed", [False, True])
 def test_latent_attention_of_an_idle_row_is_zero_and_leaves_its_neighbours_alone(splits: int, packed: bool) -> None:
-    whole = latent.Latent("idle", "bf16", (20, 20, 20), 5, 128, 16, T=T, page=4, packed=packed, parts=Blocks(16, splits, rows=16))
+    whole = latent.Dense("idle", "bf16", (20, 20, 20), 5, 128, 16, T=T, page=4, packed=packed, parts=Blocks(16, splits, rows=16))
     tensors = latent.inputs(whole, "cpu")
     part = {**tensors, "lengths": torch.tensor(IDLE, dtype=torch.int32)}
     with counting(), poisoned():
@@ -79,7 +81,7 @@ def test_latent_attention_of_an_idle_row_is_zero_and_leaves_its_neighbours_alone
 
 @pytest.mark.parametrize("splits", [1, 2, 5])
 def test_sparse_latent_attention_of_an_idle_row_is_zero_and_leaves_its_neighbours_alone(splits: int) -> None:
-    whole = sparse.Selected("idle", "bf16", (20, 20, 20), 23, 5, 128, 16, T=T, page=4, parts=Blocks(16, splits, rows=16))
+    whole = sparse.Selected("idle", "bf16", (20, 20, 20), 5, 128, 16, T=T, page=4, k=23, parts=Blocks(16, splits, rows=16))
     tensors = sparse.inputs(whole, "cpu")
     tensors["selected"][1, 1:, :2] = torch.tensor([0, 1], dtype=torch.int32)
     with counting(), poisoned():

@@ -18,8 +18,9 @@ from roofline.kernels import flash_decoding as decoding
 from roofline.kernels import paged_cache
 from roofline.kernels.buffers import poisoned
 from roofline.kernels.flash_attention import attention, visible
-from roofline.kernels.flash_decoding import Decode, Parts, flash_decoding
+from roofline.kernels.flash_decoding import Decode, flash_decoding
 from roofline.kernels.pages import PageTable
+from roofline.kernels.parts import Parts, parts_for
 from roofline.validate.counted import counting
 
 PAGE, K, H = 4, 1, 16
@@ -271,7 +272,7 @@ def test_parts_fill_the_device_but_keep_four_blocks_each() -> None:
     from roofline.kernels.device import DEVICES
 
     hopper = DEVICES["sm_90"]
-    assert decoding.parts_for(128, 32768, 64, hopper, 2) == 3
-    assert decoding.parts_for(8, 32768, 64, hopper, 2) == 33
-    assert decoding.parts_for(8, 512, 64, hopper, 2) == 2
-    assert decoding.parts_for(1000, 32768, 64, hopper, 2) == 1
+    assert parts_for(128, 32768, 64, hopper, 2) == 3
+    assert parts_for(8, 32768, 64, hopper, 2) == 33
+    assert parts_for(8, 512, 64, hopper, 2) == 2
+    assert parts_for(1000, 32768, 64, hopper, 2) == 1

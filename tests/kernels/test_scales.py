@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 import torch
 
-from roofline.kernels import index_keys, mla_decode
+from roofline.kernels import index_keys, latent_cache
 
 FP8 = torch.float8_e4m3fn
 
@@ -20,10 +20,10 @@ def values() -> torch.Tensor:
 def test_packed_latents_use_the_whole_range_and_keep_their_largest() -> None:
     latents, rotary = values(), torch.zeros(7, 64, dtype=torch.bfloat16)
     entries = torch.cat([latents.to(torch.bfloat16), rotary], 1)
-    packed = mla_decode.pack(entries, 256)
+    packed = latent_cache.pack(entries, 256)
     codes = packed[:, :256].contiguous().view(FP8).float().unflatten(1, (2, 128))
     assert torch.equal(codes.abs().amax(2), torch.full((7, 2), torch.finfo(FP8).max))
-    back = mla_decode.unpack(packed, 256, torch.float32)[:, :256].unflatten(1, (2, 128))
+    back = latent_cache.unpack(packed, 256, torch.float32)[:, :256].unflatten(1, (2, 128))
     right = entries[:, :256].double().unflatten(1, (2, 128))
     assert (back.abs().amax(2) / right.abs().amax(2) - 1).abs().max() < 1e-6
     assert ((back.double() - right).abs() <= right.abs() / 16 + right.abs().amax(2, keepdim=True) * 2.0**-18).all()

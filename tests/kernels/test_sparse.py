@@ -24,10 +24,10 @@ from roofline.kernels import compressed_attention as compressed
 from roofline.kernels import csa_compress, dsa_indexer, hyper_connections, mla_decode, sparse_mla_decode
 from roofline.kernels.buffers import poisoned
 from roofline.kernels.csa_compress import compress
-from roofline.kernels.flash_decoding import Decode, Parts, flash_decoding
+from roofline.kernels.flash_decoding import Decode, flash_decoding
 from roofline.kernels.flash_decoding import expected as dense_expected
 from roofline.kernels.index_keys import INDEX, dequantise, quantise, to_pages
-from roofline.kernels.mla_decode import Blocks
+from roofline.kernels.parts import Blocks, Parts
 from roofline.kernels.rotary import angle_table
 from roofline.kernels.topk_select import topk_select
 from roofline.kernels.types import Source
@@ -50,7 +50,7 @@ def selection(source: Source, lengths: torch.Tensor, longest: int, k: int, every
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_selecting_everything_is_dense_latent_attention_bit_for_bit(packed: bool) -> None:
-    dense = mla_decode.Latent("everything", "bf16", (44, 19), 6, 128, 32, page=8, packed=packed, parts=BLOCKS)
+    dense = mla_decode.Dense("everything", "bf16", (44, 19), 6, 128, 32, page=8, packed=packed, parts=BLOCKS)
     tensors = mla_decode.inputs(dense, "cpu")
     with counting():
         out = mla_decode.launch(dense, tensors)["out"]
@@ -58,13 +58,13 @@ def test_selecting_everything_is_dense_latent_attention_bit_for_bit(packed: bool
         chosen = {name: value for name, value in tensors.items() if name != "longest"} | {"selected": selected}
         sparse = sparse_mla_decode.sparse_mla_decode(**chosen, rank=dense.R, scale=dense.scale, parts=BLOCKS)
     assert torch.equal(sparse, out)
-    case = sparse_mla_decode.Selected("all", "bf16", (44, 19), 45, 6, 128, 32, page=8, packed=packed, parts=BLOCKS)
+    case = sparse_mla_decode.Selected("all", "bf16", (44, 19), 6, 128, 32, page=8, packed=packed, k=45, parts=BLOCKS)
     assert sparse_mla_decode.expected(case, chosen).useful == mla_decode.expected(dense, tensors).useful
 
 
 def test_a_selection_attends_to_the_best_scored_entries_only() -> None:
     """The three kernels in a row; entries that were not selected are NaN, and the result is not."""
-    case = sparse_mla_decode.Selected("best", "bf16", (44, 19), 12, 6, 128, 32, page=8, parts=BLOCKS)
+    case = sparse_mla_decode.Selected("best", "bf16", (44, 19), 6, 128, 32, page=8, k=12, parts=BLOCKS)
     tensors = sparse_mla_decode.inputs(case, "cpu")
     with counting():
         selected = selection(Source("selection", "cpu"), tensors["lengths"], 45, case.k)
