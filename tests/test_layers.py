@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = {"roofline": "roofline", "roofline.kernels": "kernels", "roofline.validate": "validate"}
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("roofline", "errors", "symbols", "numeric", "units", "formats"),
+    ("roofline", "errors", "install", "symbols", "numeric", "units", "formats"),
     ("cost", "work", "accelerator"),
     ("components",),
     ("model", "configs", "checkpoints", "edits", "engines", "formulas", "formula_book", "ridge"),

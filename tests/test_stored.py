@@ -370,7 +370,7 @@ def test_a_folder_without_the_library_still_loads(tmp_path: Path, monkeypatch: p
     folder = checkpoint(tmp_path, plain())
     monkeypatch.setitem(sys.modules, "safetensors", None)
     assert "not compared" in load_model(folder).assumes[-1]
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'roofline-llm\[checkpoints\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install .*\[checkpoints\]"):
         read_headers(folder)
 
 
@@ -411,4 +411,4 @@ def test_command_line_names_the_extra(tmp_path: Path, cli: Any, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "safetensors", None)
     answer = cli("models", checkpoint(tmp_path, plain()), "--stored")
     assert answer.code == 3
-    assert "pip install 'roofline-llm[checkpoints]'" in answer.err
+    assert "[checkpoints]'" in answer.err

@@ -18,6 +18,7 @@ import pytest
 
 from roofline.cost import Cost
 from roofline.errors import InputError
+from roofline.install import install
 
 if TYPE_CHECKING:
     from roofline.accelerator import Accelerator
@@ -126,7 +127,7 @@ class Guard:
         try:
             import torch
         except ModuleNotFoundError:
-            self._cannot("times", "torch is not installed: pip install 'roofline-llm[kernels]'")
+            self._cannot("times", f"torch is not installed: {install('kernels')}")
         if not torch.cuda.is_available():
             self._cannot("times", "no CUDA device: times are measured on a GPU")
         from roofline.validate.measured import Clock
@@ -199,7 +200,7 @@ class Guard:
         try:
             from roofline.validate.counted import counting
         except ModuleNotFoundError as error:
-            self._cannot("traffic", f"{error.name} is not installed: pip install 'roofline-llm[kernels]'")
+            self._cannot("traffic", f"{error.name} is not installed: {install('kernels')}")
         with counting() as counts:
             yield counts
 

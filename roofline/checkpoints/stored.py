@@ -117,8 +117,10 @@ class Stored:
 
 def missing_library(name: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
     """The error for a library of the extra "checkpoints" that is not installed."""
+    from roofline.install import install
+
     return ModuleNotFoundError(
-        f"{name} is not installed, and the headers of a checkpoint need it: pip install 'roofline-llm[checkpoints]'",
+        f"{name} is not installed, and the headers of a checkpoint need it: {install('checkpoints')}",
         name=error.name,
     )
 

@@ -45,10 +45,12 @@ def _usage(error: Exception) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> int:
+    from roofline.install import install, install_package
+
     module = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(module)
-    what = f"roofline-llm[{extra}]" if extra else module
-    return _fail(MISSING, f"{module} is not installed, and this needs it: pip install '{what}'")
+    how = install(extra) if extra else install_package(module)
+    return _fail(MISSING, f"{module} is not installed, and this needs it: {how}")
 
 
 def run(arguments: Sequence[str]) -> int:

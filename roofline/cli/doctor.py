@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.cli.bundles import bundled
 from roofline.cli.output import OUTPUT, Output
+from roofline.install import DISTRIBUTION, install, install_package, install_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DISTRIBUTION = "roofline-llm"
 SECONDS_FOR_DRIVER = 5
 USES = {
     "kernels": "validate kernels and host, compression, the pytest fixture; bench with a GPU",
@@ -63,7 +63,7 @@ def _packages() -> Iterator[Row]:
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        yield DISTRIBUTION, "not installed", "running from a source folder: extras are not known (pip install -e . there)"
+        yield DISTRIBUTION, "not installed", f"running from a source folder: extras are not known ({install_sources()})"
         requirements = ["numpy", "sympy", "pandas", "matplotlib", "typer", "tabulate"]
     extras: dict[str, list[str]] = {}
     for requirement in requirements:
@@ -74,7 +74,7 @@ def _packages() -> Iterator[Row]:
             continue
         name, found = _name(requirement), _version(_name(requirement))
         wanted = requirement.partition(";")[0].strip()
-        note = "" if found and not _too_old(requirement, found) else f"needed: pip install '{wanted}'"
+        note = "" if found and not _too_old(requirement, found) else f"needed: {install_package(wanted)}"
         yield name, found or "missing", note if not found or not note else f"too old; {note}"
     yield from (_extra(name, members) for name, members in extras.items())
 
@@ -85,7 +85,7 @@ def _extra(extra: str, requirements: list[str]) -> Row:
     missing = [name for name, found in versions.items() if found is None]
     state = "installed" if not missing else "not installed" if len(missing) == len(versions) else "incomplete"
     have = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
-    get = f"pip install '{DISTRIBUTION}[{extra}]'"
+    get = install(extra)
     if missing and len(missing) < len(versions):
         get += f" (missing: {', '.join(missing)})"
     return (

@@ -249,7 +249,9 @@ def _gate(update: bool, out: Output) -> int:
         for gpu in out.watch(recorded_gpus(), "comparing"):
             findings += compare_errors(score_silicon(gpu), read(gpu))
     except ModuleNotFoundError as error:
-        out.note(f"silicon errors are not compared: {error.name} is not installed (pip install 'roofline-llm[silicon]')")
+        from roofline.install import install
+
+        out.note(f"silicon errors are not compared: {error.name} is not installed ({install('silicon')})")
     out.records(
         ({"kind": f.kind, "subject": f.subject, "detail": f.detail, "blocks": f.blocks} for f in findings),
         lambda: (["finding", "subject", "detail", ""],

@@ -15,8 +15,8 @@ HELPER = Path(__file__).with_name("meta.py")
 @pytest.fixture(scope="session")
 def meta() -> ModuleType:
     """``build(model_type, **config)``, ``count_flops(model, batch, new, cached)`` and ``parameters(model)``."""
-    pytest.importorskip("torch", reason="needs torch: pip install 'roofline-llm[oracle]'")
-    pytest.importorskip("transformers", reason="needs transformers: pip install 'roofline-llm[oracle]'")
+    pytest.importorskip("torch", reason="needs torch (extra oracle)")
+    pytest.importorskip("transformers", reason="needs transformers (extra oracle)")
     name = "roofline_oracle_meta"
     spec = importlib.util.spec_from_file_location(name, HELPER)
     assert spec is not None
