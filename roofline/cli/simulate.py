@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ from roofline.cli.bundles import bundled
 from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
 from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
 from roofline.cli.options import Fraction, Gpu, Model, accelerators, complete_engines, complete_models
-from roofline.cli.output import OUTPUT, Cells, Output
+from roofline.cli.output import OUTPUT, Output
 from roofline.cli.traffic_options import TRAFFIC_OPTIONS, Load, Traffic, number, seconds, whole
 from roofline.errors import InputError
 
@@ -32,6 +31,7 @@ MOST_RUNS = 10_000
 OWN_DRAFTS = ("mtp", "eagle")
 """Drafts that are one layer like the target's last."""
 NOT_MODELLED = ("tokenisation and the network to the client", "failures and restarts", "host work beyond --step-overhead")
+BOUNDS = "step times are the datasheet's bounds, and a real server is slower: --engine vllm takes those of measured servers"
 Record = dict[str, Any]
 
 
@@ -112,6 +112,8 @@ def _result(job: Job, server: Server, workload: Any) -> Result:
 
 
 def _record(job: Job, server: Server, result: Result) -> Record:
+    from roofline.expected.serving import left_range, standing
+
     cache, policy, traffic = server.cache, server.policy, job.traffic
     refused = len(result.outcome.refused)
     assumes = [*server.notes, *result.outcome.workload.assumes, *server.deployment.model.assumes]
@@ -119,6 +121,9 @@ def _record(job: Job, server: Server, result: Result) -> Record:
         assumes.append(f"{job.mesh.dp} data-parallel replicas step on their own")
     if refused:
         assumes.append(f"{refused:,} requests are refused: longer than the cache, or than max-model-len")
+    figures = result.to_dict()
+    batch = figures["mean_decode_batch"]
+    outside = left_range(server.times, [] if batch is None else [batch])
     return {
         "schema": 1,
         "model": job.variant.model.name,
@@ -149,53 +154,12 @@ def _record(job: Job, server: Server, result: Result) -> Record:
         "trace": traffic.trace,
         "seed": traffic.seed,
         "percentile": job.objective.percentile,
-        **result.to_dict(),
-        "provenance": server.times.provenance,
+        **figures,
+        "provenance": standing(server.times, [] if batch is None else [batch]),
+        "outside_calibrated_range": list(outside),
         "assumes": assumes,
         "not_modelled": list(NOT_MODELLED),
     }
-
-
-def _cells(records: Sequence[Record], loads: Sequence[str]) -> Cells:
-    from roofline.units import latency
-
-    several = any(r["edits"] for r in records)
-    headers = [
-        *(["variant"] if several else []), "gpu", "load", "done", "TTFT\nmean", "TTFT\np99", "TPOT\nmean", "ITL\np99", "E2E\np99",
-        "output\ntok/s", "tok/s\nper GPU", "decode\nbatch", "busy\n%", "cache\npeak %", "pre-\nempted", "good\n%",
-    ]  # fmt: skip
-
-    def share(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.1f}"
-
-    def time(value: float | None) -> str:
-        return "-" if value is None else latency(value)
-
-    def count(value: float | None) -> str:
-        return "-" if value is None else f"{value:,.1f}"
-
-    rows = [
-        [
-            *([" ".join(r["edits"]) or "base"] if several else []),
-            f"{r['gpus']} x {r['gpu']}" if r["gpus"] > 1 else r["gpu"], load, f"{r['completed']:,}", time(r["ttft_mean_s"]),
-            time(r["ttft_p99_s"]), time(r["tpot_mean_s"]), time(r["itl_p99_s"]), time(r["e2e_p99_s"]),
-            count(r["output_tok_per_s"]), count(r["output_tok_per_s_per_gpu"]), count(r["mean_decode_batch"]),
-            share(r["utilisation"]), share(r["kv_occupancy_peak"]), f"{r['preemptions']:,}", share(r["good_share"]),
-        ]
-        for r, load in zip(records, loads, strict=True)
-    ]  # fmt: skip
-    return headers, rows
-
-
-def _verdicts(records: Sequence[Record], loads: Sequence[str], out: Output) -> Iterator[str]:
-    for r, load in zip(records, loads, strict=True):
-        where = f"{r['mesh'] + ' on ' if r['mesh'] else ''}{r['gpu']} at {load}"
-        if r["meets_objective"]:
-            yield f"{where}: {out.paint('meets', 'green')} the objective"
-        elif r["misses"]:
-            yield f"{where}: {out.paint('misses', 'red')} the objective: {'; '.join(r['misses'])}"
-        if r["refused"]:
-            yield f"{where}: {r['refused']:,} of {r['requests']:,} requests are refused: longer than the cache or max-model-len"
 
 
 def _draft(tokens: str | None, acceptance: str | None, cost: str | None, model: str | None) -> Any:
@@ -272,7 +236,7 @@ def simulate(
         typer.Option(
             "--engine",
             metavar="NAME",
-            help="vllm, sglang, trtllm or llamacpp: cache and defaults.",
+            help="vllm, sglang, trtllm or llamacpp: cache, defaults, and measured step times.  [default: none, datasheet bounds]",
             autocompletion=complete_engines,
         ),
     ] = None,
@@ -350,6 +314,7 @@ def simulate(
     roofline simulate llama-3-8b --gpu h100-sxm --rate 4,8,16 --isl 1024 --osl 256 --ttft 1s --tpot 40ms
     """
     from roofline.cli.points import judged, variants
+    from roofline.cli.simulated import cells, verdicts
     from roofline.configs.load import load_model
     from roofline.fanout import spread
     from roofline.serving.metrics import Objective
@@ -419,11 +384,21 @@ def simulate(
     loads = [job.load.words for job, record in zip(work, found, strict=True) if record is not None]
     for record in records if len(records) < len(work) else ():
         record["assumes"].append(f"{loaded.name} as it is does not fit and is left out")
-    out.note(*_verdicts(records, loads, out), "")
-    out.records(records, lambda: _cells(records, loads))
-    out.note("", *(f"assumes: {line}" for line in dict.fromkeys(line for r in records for line in r["assumes"])))
+    said = [*verdicts(records, loads, out), *([] if engine else [BOUNDS])]
+    out.note(*said, *([""] if said else []))
+    out.records(records, lambda: cells(records, loads))
+    assumed = dict.fromkeys([*(line for r in records for line in r["assumes"]), *_batches(profile, records)])
+    out.note("", *(f"assumes: {line}" for line in assumed))
     out.note(f"not modelled: {', '.join(NOT_MODELLED)}")
     return 1 if check and any(r["misses"] for r in records) else 0
+
+
+def _batches(profile: Profile | None, records: Sequence[Record]) -> tuple[str, ...]:
+    """Mean batches that leave the range of the calibrated times, in one sentence."""
+    from roofline.expected.serving import outside_batches
+
+    found = [r["mean_decode_batch"] for r in records if r["provenance"] != "datasheet" and r["mean_decode_batch"] is not None]
+    return outside_batches(profile.id, found) if profile and found else ()
 
 
 def _jobs(text: str) -> int:

@@ -44,6 +44,35 @@ def test_a_simulation_answers_with_units_and_what_it_rests_on(cli: Callable[...,
     assert found["not_modelled"]
 
 
+def test_the_first_line_says_what_step_times_are_where_no_engine_is_named(cli: Callable[..., Any]) -> None:
+    assert cli(*DRAWN).out.startswith("step times are the datasheet's bounds, and a real server is slower: --engine vllm")
+    assert cli(*DRAWN, "--engine", "vllm").out.split()[0] == "gpu"
+
+
+def test_batches_beyond_those_measured_are_called_extrapolated(cli: Callable[..., Any]) -> None:
+    place = (
+        "simulate",
+        "llama-3-8b",
+        "--gpu",
+        "h100-sxm",
+        "--isl",
+        "500",
+        "--osl",
+        "50",
+        "--engine",
+        "trtllm",
+        "--requests",
+        "400",
+    )
+    answer = cli(*place, "--concurrency", "1,16,200", "-o", "json")
+    assert [r["provenance"] for r in answer.records] == ["extrapolated", "calibrated", "extrapolated"]
+    assert answer.records[1]["outside_calibrated_range"] == []
+    assert answer.records[0]["outside_calibrated_range"] == [
+        "batch 1 is outside the calibrated range of trtllm (4 to 128 at once)"
+    ]
+    assert "assumes: batches 1 and 200 are outside the calibrated range of trtllm" in cli(*place, "--concurrency", "1,16,200").out
+
+
 def test_requests_that_exceed_the_models_own_context_are_named(cli: Callable[..., Any]) -> None:
     said = "requests of up to 9,010 tokens are longer than the 8,192 that the config admits"
     long = (*BASE, "--rate", "1", "--isl", "9000", "--osl", "10", "--requests", "3", "-o", "json")

@@ -1,0 +1,54 @@
+"""What ``roofline simulate`` shows of its records: a table, and whether each load is served as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from roofline.cli.output import Cells, Output
+
+Record = dict[str, Any]
+
+
+def cells(records: Sequence[Record], loads: Sequence[str]) -> Cells:
+    """A row for each simulation."""
+    from roofline.units import latency
+
+    several = any(r["edits"] for r in records)
+    headers = [
+        *(["variant"] if several else []), "gpu", "load", "done", "TTFT\nmean", "TTFT\np99", "TPOT\nmean", "ITL\np99", "E2E\np99",
+        "output\ntok/s", "tok/s\nper GPU", "decode\nbatch", "busy\n%", "cache\npeak %", "pre-\nempted", "good\n%",
+    ]  # fmt: skip
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f}"
+
+    def time(value: float | None) -> str:
+        return "-" if value is None else latency(value)
+
+    def count(value: float | None) -> str:
+        return "-" if value is None else f"{value:,.1f}"
+
+    rows = [
+        [
+            *([" ".join(r["edits"]) or "base"] if several else []),
+            f"{r['gpus']} x {r['gpu']}" if r["gpus"] > 1 else r["gpu"], load, f"{r['completed']:,}", time(r["ttft_mean_s"]),
+            time(r["ttft_p99_s"]), time(r["tpot_mean_s"]), time(r["itl_p99_s"]), time(r["e2e_p99_s"]),
+            count(r["output_tok_per_s"]), count(r["output_tok_per_s_per_gpu"]), count(r["mean_decode_batch"]),
+            share(r["utilisation"]), share(r["kv_occupancy_peak"]), f"{r['preemptions']:,}", share(r["good_share"]),
+        ]
+        for r, load in zip(records, loads, strict=True)
+    ]  # fmt: skip
+    return headers, rows
+
+
+def verdicts(records: Sequence[Record], loads: Sequence[str], out: Output) -> Iterator[str]:
+    """Whether each load meets the objective, where there is one, and how many of its requests are refused."""
+    for r, load in zip(records, loads, strict=True):
+        where = f"{r['mesh'] + ' on ' if r['mesh'] else ''}{r['gpu']} at {load}"
+        if r["meets_objective"]:
+            yield f"{where}: {out.paint('meets', 'green')} the objective"
+        elif r["misses"]:
+            yield f"{where}: {out.paint('misses', 'red')} the objective: {'; '.join(r['misses'])}"
+        if r["refused"]:
+            yield f"{where}: {r['refused']:,} of {r['requests']:,} requests are refused: longer than the cache or max-model-len"
