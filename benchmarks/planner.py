@@ -11,11 +11,12 @@ from time import perf_counter, process_time
 from roofline.accelerator import load_accelerator
 from roofline.configs.load import load_model
 from roofline.engines.profile import load_engine
+from roofline.planner.demand import demand
 from roofline.planner.disaggregate import disaggregated
 from roofline.planner.prices import rent
 from roofline.planner.search import search
 from roofline.planner.setups import comparable, setups, variants
-from roofline.planner.workload import Objective, Workload
+from roofline.serving.metrics import Objective
 
 GPUS = ("a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm", "mi300x")
 LEAST, LIMIT_S = 10_000, 10.0
@@ -23,7 +24,7 @@ LEAST, LIMIT_S = 10_000, 10.0
 
 def main() -> int:
     name = sys.argv[1] if len(sys.argv) > 1 else "qwen3-30b-a3b"
-    load, objective = Workload(2000, 500, rate=4.0), Objective(1.0, 0.04)
+    load, objective = demand(2000, 500, rate=4.0), Objective(1.0, 0.04)
     model, engine = load_model(name), load_engine("vllm")
     chips = [load_accelerator(gpu) for gpu in GPUS]
     rents = {chip.id: rent(chip) for chip in chips}

@@ -54,7 +54,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Planning": {
         "roofline.planner.solve": ("solve", "Question", "Answer", "seek", "confirm"),
-        "roofline.planner.workload": ("Workload", "Objective"),
+        "roofline.planner.demand": ("demand", "Demand"),
         "roofline.planner.setups": ("setups", "variants", "Setup"),
         "roofline.planner.search": ("search", "frontier", "Plan", "Found"),
         "roofline.planner.choose": ("choose", "Chosen", "Choice"),

@@ -12,14 +12,14 @@ from roofline.cli.output import table
 from roofline.engines.documented import load_server
 from roofline.engines.profile import load_engine
 from roofline.planner.ceilings import ceilings
+from roofline.planner.demand import demand
 from roofline.planner.launch import launches
 from roofline.planner.search import frontier
 from roofline.planner.sensitivity import label, sensitivity
 from roofline.planner.solve import Question, solve
-from roofline.planner.workload import Objective, Workload
 from roofline.plots import lines_plot
-from roofline.serving import metrics
 from roofline.serving.lengths import SHAPES, parse_length
+from roofline.serving.metrics import Objective, Result
 from roofline.serving.server import Options, make_server
 from roofline.serving.workload import synthetic
 
@@ -39,7 +39,7 @@ def usd_per_mtok(plan, tokens_per_s):
 # token budget in closed form, and hands the cheapest of each kind to the simulator.
 
 # %%
-chat, slo = Workload(isl=1500, osl=300, rate=10.0), Objective(ttft=1.0, tpot=0.03)
+chat, slo = demand(isl=1500, osl=300, rate=10.0), Objective(ttft_s=1.0, tpot_s=0.03)
 answer = solve(Question("llama-3.1-70b", chat, slo, gpus, most=most, disaggregation=False))
 found, chosen = answer.found, answer.chosen
 print(f"{found.tried:,} deployments sized, {len(found.plans)} meet the SLO in closed form; confirmed by the simulator:")
@@ -92,8 +92,7 @@ def serve(plan, drawn, instances, objective, prefix_cache=False):
     settings = Settings(max_model_len=65536, batched_tokens=plan.budget, sequences=plan.batch)
     options = Options(replicas=instances, prefix_cache=prefix_cache)
     server = make_server(plan.setup.deployment, drawn, engine=engine, settings=settings, options=options)
-    limits = metrics.Objective(objective.ttft, objective.tpot, objective.percentile)
-    return metrics.Result(server.serve(drawn), limits, server.gpus)
+    return Result(server.serve(drawn), objective, server.gpus)
 
 
 def row(name, result):
@@ -130,7 +129,7 @@ print(chat_launch.command)
 # 40 ms. A mean prompt has tens of thousands of tokens, nearly all of which the server has seen a moment ago.
 
 # %%
-steps, sessions_per_s, limits = SHAPES["coding-step"], 0.15, Objective(ttft=3.0, tpot=0.04, percentile=95.0)
+steps, sessions_per_s, limits = SHAPES["coding-step"], 0.15, Objective(ttft_s=3.0, tpot_s=0.04, percentile=95.0)
 
 
 def sessions(rate, number=40):
@@ -147,7 +146,7 @@ print(f"{per_session:.1f} steps a session, {prompt:,} tokens of prompt and {outp
 # The planner knows no prefix caches: it takes these prompts as new, each time. That is the answer for a server without one.
 
 # %%
-agent = Workload(isl=prompt, osl=output, rate=sessions_per_s * per_session)
+agent = demand(isl=prompt, osl=output, rate=sessions_per_s * per_session)
 cold = solve(Question("llama-3.1-70b", agent, limits, gpus, most=most, disaggregation=False, shown=1, requests=400))
 cold_plan = cold.chosen.confirmed[0].plan
 print(f"without a prefix cache: {label(cold_plan)}, {cold_plan.gpus} GPUs, {cold_plan.usd_per_hour:.2f} USD/h")
@@ -185,7 +184,7 @@ tails = {
 lines_plot(
     tails, x="Agents that start within 100 seconds", y="TTFT, 95th percentile [s]", y_scale="log10",
     title="How many agents one instance takes",
-    level=(limits.ttft, "the SLO"), note=f"{label(agent_plan)}; sessions of up to 12 steps",
+    level=(limits.ttft_s, "the SLO"), note=f"{label(agent_plan)}; sessions of up to 12 steps",
 )  # fmt: skip
 
 # %%
@@ -204,8 +203,8 @@ print(" ".join(words))
 
 # %%
 verdict = chosen.confirmed[0].verdict
-assert verdict.ttft_high_s <= slo.ttft
-assert verdict.tpot_s <= slo.tpot
+assert verdict.ttft_high_s <= slo.ttft_s
+assert verdict.tpot_s <= slo.tpot_s
 assert best.gpus <= 16
 assert load_server("vllm").check(chat_launch.words)["max_num_seqs"] == best.batch
 tail = {n: result.to_dict()["ttft_p99_s"] for n, result in real.items()}

@@ -9,13 +9,14 @@
 import roofline
 from roofline.cli.output import table
 from roofline.engines.profile import load_engine
+from roofline.planner.demand import demand
 from roofline.planner.fleet import Fleet, compare, forward_per_token
 from roofline.planner.prices import rent, watts
 from roofline.planner.search import search
 from roofline.planner.sensitivity import label
 from roofline.planner.setups import setups, variants
-from roofline.planner.workload import Objective, Workload
 from roofline.plots import lines_plot, roofline_plot, step_point
+from roofline.serving.metrics import Objective
 from roofline.training import forward_flops, training_flops
 
 T = 10**12
@@ -35,7 +36,7 @@ run = training_flops(model, trained, sequence)
 rule = 6 * model.active_params * trained
 print(f"training run: {float(run):.3g} FLOP, {float(run) / rule:.2f} times 6ND")
 print(f"a token: {float(forward_flops(model, trained, sequence)) / trained / 1e9:.0f} GFLOP forward in training,", end=" ")
-print(f"{forward_per_token(model, Workload(1, 500)) / 1e9:.0f} GFLOP to generate it after a prompt of one token")
+print(f"{forward_per_token(model, demand(1, 500)) / 1e9:.0f} GFLOP to generate it after a prompt of one token")
 
 # %% [markdown]
 # Generating a token costs *one* forward pass, so if prompts were free, serving would need three times as many tokens: not
@@ -49,10 +50,10 @@ output = 500
 ratios = [2**power for power in range(-2, 7)]
 models = {name: roofline.load_model(name) for name in ("deepseek-v4-pro", "llama-3.1-405b")}
 days = {
-    name: [(r, compare(m, Workload(int(r * output), output), served, trained, sequence).flop_days) for r in ratios]
+    name: [(r, compare(m, demand(int(r * output), output), served, trained, sequence).flop_days) for r in ratios]
     for name, m in models.items()
 }
-alone = compare(model, Workload(1, output), served, trained, sequence)
+alone = compare(model, demand(1, output), served, trained, sequence)
 print(f"without prompts: {alone.flop_days:.1f} days")
 lines_plot(
     days, x="Prompt tokens per output token", y="Serving that equals the training run [days]", x_scale="log2", y_scale="log10",
@@ -123,7 +124,7 @@ print(table(["8.6T tokens a day, prompts included, are 32T trained in", "days"],
 # times calibrated to measured SGLang servers; and, for comparison, DeepSeek's servers multiplied by the tokens.
 
 # %%
-h200, load = roofline.load_accelerator("h200-sxm"), Workload(2000, 500)
+h200, load = roofline.load_accelerator("h200-sxm"), demand(2000, 500)
 price, found = rent(h200), {}
 for name, engine, bound in (("bound", "vllm", True), ("calibrated", "sglang", False)):
     profile = load_engine(engine)

@@ -109,13 +109,13 @@ def fleet(
     from roofline.cli.plan import _gpus, _one, _seconds
     from roofline.configs.load import load_model
     from roofline.engines.profile import load_engine
+    from roofline.planner.demand import demand
     from roofline.planner.fleet import Fleet, compare, fleet_record
     from roofline.planner.prices import parse_prices, price_words, rent, watts
     from roofline.planner.search import left_ranges, search
     from roofline.planner.sensitivity import label
     from roofline.planner.setups import comparable, setups, variants
-    from roofline.planner.demand import Demand, demand
-from roofline.serving.metrics import Objective
+    from roofline.serving.metrics import Objective
     from roofline.serving.steps import check_served
 
     if not tokens_per_day:

@@ -80,8 +80,8 @@ def _model(name: str | None, rows: Sequence[Measured], edits: Chosen) -> Model:
 
 def _serving(row: Measured, setup: Setup, budget: int) -> Record:
     """Predicted TTFT, TPOT and throughput of a serving run."""
+    from roofline.planner.demand import demand
     from roofline.planner.sizing import size
-    from roofline.planner.demand import Demand, demand
     from roofline.serving.closed_form import Client, closed_form
 
     dp = setup.mesh.dp

@@ -12,7 +12,8 @@ from roofline.cli.output import OUTPUT, Output
 from roofline.errors import InputError
 
 if TYPE_CHECKING:
-    from roofline.planner.workload import Objective, Workload
+    from roofline.planner.demand import Demand
+    from roofline.serving.metrics import Objective
 
 EMITTERS = ("vllm", "sglang", "trtllm", "llamacpp")
 SHOWN, MOST_GPUS, OWN_LAYER = 3, 64, "mtp"
@@ -26,9 +27,9 @@ def _seconds(text: str | None, field: str) -> float | None:
     return float(parse_quantity(text, "seconds", field, "s"))
 
 
-def _workload(isl: str | None, osl: str | None, rate: str | None, concurrency: str | None, offline: bool) -> Workload:
+def _workload(isl: str | None, osl: str | None, rate: str | None, concurrency: str | None, offline: bool) -> Demand:
     from roofline.cli import sweeps
-    from roofline.planner.workload import Workload
+    from roofline.planner.demand import demand
 
     if not isl or not osl:
         raise InputError("isl: say how long requests are: --isl for prompt and --osl for output tokens")
@@ -44,7 +45,7 @@ def _workload(isl: str | None, osl: str | None, rate: str | None, concurrency: s
             raise InputError(f"rate: {rate!r} is not a number; give requests per second, such as 4 or 0.5") from None
     lengths = [_one(sweeps.whole_numbers([text], name), name) for text, name in ((isl, "isl"), (osl, "osl"))]
     users = _one(sweeps.whole_numbers([concurrency], "concurrency"), "concurrency") if concurrency else None
-    return Workload(lengths[0], lengths[1], arrivals, users)
+    return demand(lengths[0], lengths[1], arrivals, users)
 
 
 def _one(values: list[int], field: str) -> int:
@@ -54,7 +55,7 @@ def _one(values: list[int], field: str) -> int:
 
 
 def _objective(ttft: str | None, tpot: str | None, percentile: str, offline: bool) -> Objective:
-    from roofline.planner.workload import Objective
+    from roofline.serving.metrics import Objective
 
     if offline and (ttft or tpot):
         raise InputError("offline: batch work has no limit on latency; leave --ttft and --tpot out")

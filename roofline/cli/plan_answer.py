@@ -9,6 +9,7 @@ from typing import Any
 from roofline.cli.output import Cells, Output
 from roofline.planner.ceilings import Ceiling, busiest, ceilings, users
 from roofline.planner.choose import Choice
+from roofline.planner.demand import Demand
 from roofline.planner.disaggregate import way_out
 from roofline.planner.launch import Launch, launch_records, launches, script
 from roofline.planner.prices import price_words, watts
@@ -16,7 +17,6 @@ from roofline.planner.search import Plan, Point, frontier, left_ranges
 from roofline.planner.sensitivity import Flip, label, sensitivity
 from roofline.planner.solve import Answer, Question, confirm, seek
 from roofline.planner.verify import verdict_record
-from roofline.planner.demand import Demand, demand
 from roofline.serving.metrics import Objective
 
 LENGTHS = "every request has the same lengths; arrivals are random (Poisson), requests to equal instances are too"

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from roofline.planner.demand import Demand
 from roofline.planner.search import Plan, sized_at
-from roofline.planner.workload import Objective, Workload
+from roofline.serving.metrics import Objective
 from roofline.serving.steps import BoundSteps, StepShape
 
 NAMES = {"memory": "memory bandwidth", "compute": "compute", "vector": "elementwise units"}
@@ -58,7 +59,7 @@ def _last(sequences: Any, seconds: Any, limit: float) -> int | None:
     return low + int((high - low) * (limit - a) / (b - a)) if b > a else low
 
 
-def _prompt(plan: Plan, load: Workload) -> dict[str, float]:
+def _prompt(plan: Plan, load: Demand) -> dict[str, float]:
     """Seconds of each stream that a prompt adds to an instance that decodes; nothing where other instances prefill.
 
     Where prompts ride in decode steps, those read the weights anyway: a prompt adds what one more of many takes. Where decodes
@@ -68,22 +69,25 @@ def _prompt(plan: Plan, load: Workload) -> dict[str, float]:
         return {}
     setup, dp = plan.setup, plan.setup.mesh.dp
 
+    lengths = load.lengths()
+    new, cached = max(1, round(lengths.fresh)), round(lengths.cached)
+
     def together(prompts: int) -> dict[str, float]:
-        streams = setup.deployment.prefill(dp * prompts, load.isl).timing.streams
+        streams = setup.deployment.prefill(dp * prompts, new, cached=cached).timing.streams
         return {name: float(seconds) for name, seconds in streams.items()}
 
     if setup.stalls:
-        group = max(1, plan.budget // load.isl)
+        group = max(1, plan.budget // new)
         return {name: seconds / group for name, seconds in together(group).items()}
     few, many = together(MANY), together(2 * MANY)
     return {name: (seconds - few[name]) / MANY for name, seconds in many.items()}
 
 
-def _streams(plan: Plan, load: Workload, limit: float) -> list[Ceiling]:
+def _streams(plan: Plan, load: Demand, limit: float) -> list[Ceiling]:
     setup = plan.setup
     dp, instances = setup.mesh.dp, plan.instances
     sequences = _grid()
-    context = load.isl + load.osl // 2
+    context = load.lengths().context
     step = setup.deployment.decode(sequences * dp, context * (sequences / sequences)).timing.streams
     prompt = _prompt(plan, load)
     found = []
@@ -95,18 +99,18 @@ def _streams(plan: Plan, load: Workload, limit: float) -> list[Ceiling]:
     return found
 
 
-def busiest(plan: Plan, load: Workload) -> str:
+def busiest(plan: Plan, load: Demand) -> str:
     """The stream that takes longest, by the datasheet, of a decode step and its share of prompts under the load."""
     setup, sequences = plan.setup, plan.sized.sequences
     dp = setup.mesh.dp
-    step = setup.deployment.decode(sequences * dp, load.isl + load.osl // 2).timing.streams
+    step = setup.deployment.decode(sequences * dp, load.lengths().context).timing.streams
     prompt = _prompt(plan, load)
     seconds = {name: float(value) + sequences / load.osl * prompt.get(name, 0.0) for name, value in step.items()}
     name = max(seconds, key=seconds.__getitem__)
     return NAMES.get(name, f"link {name}")
 
 
-def _host(plan: Plan, load: Workload, limit: float) -> Ceiling | None:
+def _host(plan: Plan, load: Demand, limit: float) -> Ceiling | None:
     """Users at which what calibrated decode steps take beyond the bound fills the time per token."""
     import numpy
 
@@ -114,7 +118,7 @@ def _host(plan: Plan, load: Workload, limit: float) -> Ceiling | None:
     if setup.times.provenance != "calibrated":
         return None
     bound = BoundSteps(setup.deployment, longest=setup.longest)
-    context = load.isl + load.osl // 2
+    context = load.lengths().context
     sequences = numpy.unique(numpy.geomspace(1, 4096, 49).round())
     shapes = [StepShape(decodes=int(n), decode_context=int(n) * context) for n in sequences]
     beyond = numpy.array([setup.times.seconds(shape) - bound.seconds(shape) for shape in shapes])
@@ -123,17 +127,17 @@ def _host(plan: Plan, load: Workload, limit: float) -> Ceiling | None:
     return Ceiling("launch and host", users, "calibrated step times beyond the bound")
 
 
-def _limit(plan: Plan, load: Workload, objective: Objective, name: str) -> Ceiling:
+def _limit(plan: Plan, load: Demand, objective: Objective, name: str) -> Ceiling:
     """Users at which the closed form's TTFT or TPOT reaches its limit, everything together; None where the budget ends first."""
     setup = plan.setup
     low, high, ended = 0, 1, False
-    limit = objective.ttft if name == "TTFT limit" else objective.tpot
+    limit = objective.ttft_s if name == "TTFT limit" else objective.tpot_s
     assert limit is not None
 
     def holds(sequences: int) -> bool:
         nonlocal ended
         if plan.prefill is not None:
-            shape = StepShape(decodes=sequences, decode_context=sequences * (load.isl + load.osl // 2))
+            shape = StepShape(decodes=sequences, decode_context=sequences * load.lengths().context)
             return setup.times.seconds(shape) <= limit
         sized = sized_at(setup, sequences, plan.budget, load, objective, plan.drafting)
         ended = sized is None
@@ -148,6 +152,12 @@ def _limit(plan: Plan, load: Workload, objective: Objective, name: str) -> Ceili
     return Ceiling(name, None if ended else low * setup.mesh.dp * plan.instances, "closed form, everything together")
 
 
+def _lengths(load: Demand) -> str:
+    """How requests differ, and what they hold once between them."""
+    mean = "" if load.even else " on average, with room for the luck of their lengths,"
+    return f"{mean} {load.shared:,} of them shared" if load.shared else mean
+
+
 def _kept(plan: Plan) -> str:
     """Why whole requests count, though a request grows to its length."""
     from roofline.serving.policies import RESERVES
@@ -156,29 +166,29 @@ def _kept(plan: Plan) -> str:
     return ", each reserved at its admission" if reserves else " at their full length, so that none is interrupted"
 
 
-def ceilings(plan: Plan, load: Workload, objective: Objective) -> list[Ceiling]:
+def ceilings(plan: Plan, load: Demand, objective: Objective) -> list[Ceiling]:
     """Every ceiling of a deployment, the lowest first."""
     setup = plan.setup
     ranks = setup.mesh.dp * plan.instances
     draft, verified = (plan.drafting.draft, 1 + plan.drafting.gamma) if plan.drafting else (None, 1)
     found = [
         Ceiling(
-            "KV memory", setup.users(plan.budget, plan.batch, draft) * ranks,
-            f"requests of {load.length:,} tokens that the pools hold{_kept(plan)}",
+            "KV memory", setup.room(load, plan.budget, plan.batch, draft) * ranks,
+            f"requests of {load.length:,} tokens{_lengths(load)} that the pools hold{_kept(plan)}",
         ),
         Ceiling("token budget", plan.budget // verified * ranks, "sequences that can decode in one step"),
     ]  # fmt: skip
-    if objective.tpot is not None:
-        found += _streams(plan, load, objective.tpot)
-        host = _host(plan, load, objective.tpot)
+    if objective.tpot_s is not None:
+        found += _streams(plan, load, objective.tpot_s)
+        host = _host(plan, load, objective.tpot_s)
         found += [host] if host else []
         found.append(_limit(plan, load, objective, "TPOT limit"))
-    if objective.ttft is not None and plan.prefill is None:
+    if objective.ttft_s is not None and plan.prefill is None:
         found.append(_limit(plan, load, objective, "TTFT limit"))
     return sorted(found, key=lambda one: (one.users is None, one.users or 0))
 
 
-def users(plan: Plan, load: Workload) -> int:
+def users(plan: Plan, load: Demand) -> int:
     """Users at once under the load."""
     if load.concurrency is not None:
         return load.concurrency

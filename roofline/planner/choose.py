@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from roofline.planner.demand import Demand
 from roofline.planner.disaggregate import with_more
 from roofline.planner.search import Plan, order_of, settled
 from roofline.planner.verify import Verdict, simulate
-from roofline.planner.workload import Objective, Workload
+from roofline.serving.metrics import Objective
 
 MOST_SIMULATED = 24
 """Deployments that are simulated before the search gives up."""
@@ -46,7 +47,7 @@ def kind(plan: Plan) -> tuple[Any, ...]:
     return setup.accelerator.id, setup.mesh, plan.formats, bool(plan.drafting), front
 
 
-def _more(plan: Plan, load: Workload, objective: Objective, verdict: Verdict) -> Iterable[Plan]:
+def _more(plan: Plan, load: Demand, objective: Objective, verdict: Verdict) -> Iterable[Plan]:
     """The same deployment with more instances."""
     if load.offline or verdict.refused:
         return
@@ -54,14 +55,14 @@ def _more(plan: Plan, load: Workload, objective: Objective, verdict: Verdict) ->
         step = max(1, plan.instances // 8)
         yield plan.with_instances(plan.instances + step)
         return
-    slow = objective.tpot is not None and verdict.tpot_s > objective.tpot
+    slow = objective.tpot_s is not None and verdict.tpot_s > objective.tpot_s
     step = max(1, (plan.instances if slow else plan.prefill.instances) // 4)
     yield with_more(plan, 0 if slow else step, step if slow else 0)
 
 
 def choose(
-    plans: Iterable[Plan], load: Workload, objective: Objective, wanted: int, most_gpus: int,
-    check: Callable[[Plan, Workload, Objective], Verdict] = simulate,
+    plans: Iterable[Plan], load: Demand, objective: Objective, wanted: int, most_gpus: int,
+    check: Callable[[Plan, Demand, Objective], Verdict] = simulate,
 ) -> Chosen:  # fmt: skip
     """Simulates the cheapest deployments, one of each kind, until ``wanted`` are confirmed.
 

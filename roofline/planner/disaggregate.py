@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from roofline.planner.demand import Demand
 from roofline.planner.prices import Rent
 from roofline.planner.search import MOST_INSTANCES, SEQUENCES, Plan, headroom, order_of
 from roofline.planner.setups import Setup
 from roofline.planner.sizing import Sized, waiting
-from roofline.planner.workload import Objective, Workload
+from roofline.serving.metrics import Objective
 from roofline.serving.steps import StepShape
 
 PREFILL_BUDGET = 8192
@@ -34,34 +35,39 @@ def way_out(setup: Setup) -> str | None:
     return next((name for name in NETWORKS if name in setup.accelerator.links), None)
 
 
-def transfer_seconds(setup: Setup, tokens: int) -> float | None:
-    """Seconds to send the cache of a prompt from all GPUs of a rank at once; None where the GPU's file lists no way out."""
+def transfer_seconds(setup: Setup, tokens: int, front: Setup | None = None) -> float | None:
+    """Seconds to send the cache of a prompt; None where the GPU's file lists no way out.
+
+    All GPUs of a rank of the side with fewer of them send or receive at once; without ``front`` both sides are alike.
+    """
     name = way_out(setup)
     if name is None:
         return None
-    senders = setup.mesh.tp * setup.mesh.pp
-    return float(setup.variant.model.state_bytes(tokens)) / (senders * float(setup.accelerator.links[name].bandwidth.value))
+    each = [one.mesh.tp * one.mesh.pp for one in (setup, front or setup)]
+    return float(setup.variant.model.state_bytes(tokens)) / (min(each) * float(setup.accelerator.links[name].bandwidth.value))
 
 
-def prompt_seconds(setup: Setup, load: Workload) -> float:
-    """Seconds of the steps that prefill one prompt alone on an instance."""
-    chunks = -(-load.isl // PREFILL_BUDGET)
-    each = -(-load.isl // chunks)
+def prompt_seconds(setup: Setup, load: Demand) -> float:
+    """Seconds of the steps that prefill one mean prompt alone on an instance."""
+    lengths = load.lengths()
+    new, cached = max(1, round(lengths.fresh)), round(lengths.cached)
+    chunks = -(-new // PREFILL_BUDGET)
+    each = -(-new // chunks)
     total = 0.0
-    for start in range(0, load.isl, each):
-        tokens = min(each, load.isl - start)
-        pairs = tokens * start + tokens * (tokens + 1) // 2
+    for start in range(0, new, each):
+        tokens = min(each, new - start)
+        pairs = round((tokens * (cached + start) + tokens * (tokens + 1) // 2) * lengths.excess)
         total += setup.times.seconds(StepShape(prefill_tokens=tokens, prefill_pairs=pairs, prefills=1))
     return total
 
 
-def _decoding(setup: Setup, load: Workload) -> Iterator[tuple[int, int, float, float]]:
+def _decoding(setup: Setup, load: Demand) -> Iterator[tuple[int, int, float, float]]:
     """(sequences, batch, step, requests per second) of one rank that only decodes."""
-    context = load.isl + load.osl // 2
+    context = load.lengths().context
     steps = max(1, load.osl - 1)
     for sequences in SEQUENCES:
         batch = headroom(sequences) if load.rate is not None else sequences
-        if batch > setup.users(BATCH_BUDGET, batch):
+        if batch > setup.room(load, BATCH_BUDGET, batch):
             return
         step = setup.times.seconds(StepShape(decodes=sequences, decode_context=sequences * context))
         yield sequences, batch, step, sequences / (steps * step)
@@ -72,33 +78,39 @@ BATCH_BUDGET = 2048
 
 
 def _prefilling(
-    setup: Setup, load: Workload, rate: float, limit: float | None, percentile: float
+    setup: Setup, load: Demand, rate: float, limit: float | None, percentile: float
 ) -> tuple[int, float, float] | None:
     """(instances, mean, percentile) of waiting and prefilling at a request rate; None where no number is fast enough."""
-    service = prompt_seconds(setup, load)
+    service, lengths = prompt_seconds(setup, load), load.lengths(percentile)
     if limit is not None and service >= limit:
         return None
+    longer = (lengths.far / lengths.fresh - 1.0) * service
     number = max(1, math.ceil(rate * service / (setup.mesh.dp * MOST_BUSY)))
     while number <= MOST_INSTANCES:
-        mean, tail = waiting(service, rate * service / (number * setup.mesh.dp), percentile)
-        if limit is None or service + tail <= limit:
-            return number, service + mean, service + tail
+        busy = rate * service / (number * setup.mesh.dp)
+        mean, tail = waiting(service, busy, percentile, lengths.variation + lengths.arrivals)
+        high = service + math.hypot(tail, longer)
+        if limit is None or high <= limit:
+            return number, service + mean, high
+        if longer >= limit - service:
+            return None
         number += max(1, number // 8)
     return None
 
 
-def _rates(load: Workload, sequences: int, step: float, each: float, dp: int) -> tuple[int, float]:
+def _rates(load: Demand, sequences: int, step: float, each: float, dp: int) -> tuple[int, float]:
     """(decoding instances, requests per second that the deployment sees)."""
-    if load.rate is not None:
-        return math.ceil(load.rate / (each * dp) * (1 - 1e-9)), load.rate
+    if load.request_rate is not None:
+        return math.ceil(load.request_rate / (each * dp) * (1 - 1e-9)), load.request_rate
     if load.concurrency is not None:
-        number = -(-load.concurrency // (sequences * dp))
-        return number, load.concurrency / (max(1, load.osl - 1) * step)
+        life = max(1, load.osl - 1) * step
+        rate = load.concurrency / (life + load.think_mean_s)
+        return math.ceil(rate * life / (sequences * dp) * (1 - 1e-9)), rate
     return FEW, FEW * dp * each
 
 
 def disaggregated(
-    candidates: Iterable[Setup], load: Workload, objective: Objective, rents: dict[str, Rent | None], most: int
+    candidates: Iterable[Setup], load: Demand, objective: Objective, rents: dict[str, Rent | None], most: int
 ) -> tuple[list[Plan], int]:
     """(the cheapest disaggregated deployment of each kind of accelerator and formats, deployments sized)."""
     groups: dict[Any, list[Setup]] = {}
@@ -108,27 +120,27 @@ def disaggregated(
     for (accelerator, _, _), found in groups.items():
         best: Plan | None = None
         price = rents.get(accelerator)
-        cheapest: dict[float, tuple[Setup, int, float, float] | None] = {}
+        cheapest: dict[tuple[float, int], tuple[Setup, int, float, float] | None] = {}
         for setup in found:
-            moved = transfer_seconds(setup, load.isl)
-            if moved is None:
+            if way_out(setup) is None:
                 continue
             for sequences, batch, step, each in _decoding(setup, load):
                 tried += 1
-                if objective.tpot is not None and step > objective.tpot:
+                if objective.tpot_s is not None and step > objective.tpot_s:
                     break
                 number, rate = _rates(load, sequences, step, each, setup.mesh.dp)
                 if number * setup.gpus >= most or number > MOST_INSTANCES:
                     continue
-                key = round(math.log(rate) * 20)
-                rate_up = math.exp((key + 1) / 20) if load.rate is None else rate
+                pace = round(math.log(rate) * 20)
+                rate_up = math.exp((pace + 1) / 20) if load.rate is None else rate
+                key = pace, setup.mesh.tp * setup.mesh.pp
                 if key not in cheapest:
-                    cheapest[key] = _cheapest_prefill(found, load, rate_up, objective, moved)
+                    cheapest[key] = _cheapest_prefill(found, load, rate_up, objective, setup)
                     tried += len(found)
                 prefill = cheapest[key]
                 if prefill is None:
                     continue
-                plan = _joined(setup, prefill, (sequences, batch, step, number), rate, moved, load, price)
+                plan = _joined(setup, prefill, (sequences, batch, step, number), rate, load, price)
                 if plan.gpus <= most and (best is None or order_of(plan, load) < order_of(best, load)):
                     best = plan
         if best is not None:
@@ -137,11 +149,12 @@ def disaggregated(
 
 
 def _cheapest_prefill(
-    found: list[Setup], load: Workload, rate: float, objective: Objective, moved: float
+    found: list[Setup], load: Demand, rate: float, objective: Objective, decoder: Setup
 ) -> tuple[Setup, int, float, float] | None:
-    limit = None if objective.ttft is None else objective.ttft - moved
     best = None
     for setup in found:
+        moved = transfer_seconds(decoder, load.isl, setup) or 0.0
+        limit = None if objective.ttft_s is None else objective.ttft_s - moved
         sized = _prefilling(setup, load, rate, limit, objective.percentile)
         if sized and (best is None or sized[0] * setup.gpus < best[1] * best[0].gpus):
             best = (setup, *sized)
@@ -149,18 +162,19 @@ def _cheapest_prefill(
 
 
 def _joined(
-    setup: Setup, prefill: tuple[Setup, int, float, float], decode: tuple[int, int, float, int], rate: float, moved: float,
-    load: Workload, price: Rent | None,
+    setup: Setup, prefill: tuple[Setup, int, float, float], decode: tuple[int, int, float, int], rate: float, load: Demand,
+    price: Rent | None,
 ) -> Plan:  # fmt: skip
     first, count, mean, tail = prefill
     sequences, batch, step, number = decode
+    moved = transfer_seconds(setup, load.isl, first) or 0.0
     share = rate / (number * setup.mesh.dp)
     service = prompt_seconds(first, load)
     lag = float(getattr(first.times, "request_seconds", lambda running: 0.0)(1.0))
     mean, tail = mean + lag, tail + lag
     sized = Sized(sequences, 1, 0.0, step, step, mean + moved + step, tail + moved + step, step, share)
     waiting = Sized(1, 1, 1.0, service, service, mean, tail, 0.0, rate / (count * first.mesh.dp))
-    front = Plan(first, PREFILL_BUDGET, max(1, PREFILL_BUDGET // load.isl), count, waiting, rent=price)
+    front = Plan(first, PREFILL_BUDGET, max(1, PREFILL_BUDGET // round(load.lengths().fresh)), count, waiting, rent=price)
     return Plan(setup, BATCH_BUDGET, batch, number, sized, None, price, front, moved)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from roofline.errors import InputError
 from roofline.model import Model
+from roofline.planner.demand import Demand
 from roofline.planner.search import Plan
-from roofline.planner.workload import Workload
 from roofline.work import Work
 
 DAY = 86_400
@@ -54,9 +54,9 @@ class Fleet:
         return self.instances * self.plan.gpus
 
 
-def forward_per_token(model: Model, load: Workload) -> float:
+def forward_per_token(model: Model, load: Demand) -> float:
     """Matrix FLOPs of one output token: its decode step at the mean context, and its share of the prompt."""
-    decode = model.cost(Work(1, 1, load.isl + load.osl // 2)).matrix_flops
+    decode = model.cost(Work(1, 1, load.lengths().context)).matrix_flops
     prompt = model.for_prefill.cost(Work(1, load.isl)).matrix_flops
     return float(decode) + float(prompt) / load.osl
 
@@ -76,7 +76,7 @@ class Comparison:
     flop_days: float
 
 
-def compare(model: Model, load: Workload, tokens_per_day: float, trained_tokens: float, sequence: int) -> Comparison:
+def compare(model: Model, load: Demand, tokens_per_day: float, trained_tokens: float, sequence: int) -> Comparison:
     """A day of serving against training the same model on ``trained_tokens`` tokens in sequences of ``sequence``."""
     from roofline.training import training_flops
 

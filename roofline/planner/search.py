@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roofline.expected.serving import left_range, standing
+from roofline.planner.demand import Demand
 from roofline.planner.prices import Rent
 from roofline.planner.setups import Setup
 from roofline.planner.sizing import Drafting, Sized, shapes, size
-from roofline.planner.demand import Demand, demand
 from roofline.serving.metrics import Objective
 
 SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
@@ -25,6 +25,8 @@ SMALL_BATCH = 32
 BEYOND = 4.0
 """Larger batches are left out once the TPOT is so many times its limit."""
 MOST_INSTANCES = 100_000
+ROUNDS = 3
+"""Rounds in which a rate and the share of sessions that a cache keeps find each other."""
 NO_DRAFTS: tuple[Drafting | None, ...] = (None,)
 
 
@@ -155,27 +157,39 @@ def headroom(sequences: int, deviations: float = HEADROOM) -> int:
 def sized_at(
     setup: Setup, sequences: int, budget: int, load: Demand, objective: Objective, drafting: Drafting | None
 ) -> Sized | None:
-    """The steady state of a rank of a setup, as its engine schedules."""
-    return size(
-        setup.remembered, sequences, budget, load, percentile=objective.percentile, drafting=drafting, stalls=setup.stalls
-    )  # fmt: skip
+    """The steady state of a rank of a setup, as its engine schedules and as far as its cache keeps sessions."""
+    asked: dict[str, Any] = {"percentile": objective.percentile, "drafting": drafting, "stalls": setup.stalls}
+    found = size(setup.remembered, sequences, budget, load, **asked)
+    if found is None or not load.kept or load.turns == 1:
+        return found
+    pool = setup.tokens(load, budget, sequences, drafting.draft if drafting else None)
+    if pool is None:
+        return found
+    left = pool - load.shared - sequences * load.held[0]
+    for _ in range(ROUNDS):
+        hits = load.hits(left, found.rate)
+        found = size(setup.remembered, sequences, budget, load, hits=hits, **asked)
+        if found is None or hits == 1.0:
+            return found
+    return found
 
 
 def settings(setup: Setup, load: Demand, objective: Objective, drafting: Drafting | None) -> Iterable[tuple[int, int, Sized]]:
     """(budget, batch, steady state) of every setting that memory and the engine admit."""
     draft, verified = (drafting.draft, 1 + drafting.gamma) if drafting else (None, 1)
-    most = setup.users(BUDGETS[0], SEQUENCES[-1], draft)
+    most = setup.room(load, BUDGETS[0], SEQUENCES[-1], draft)
     wanted = [(sequences, budget) for budget in BUDGETS for sequences in SEQUENCES if sequences <= most]
-    setup.remembered.prepare(one for pair in wanted for one in shapes(*pair, load, drafting, setup.stalls))
+    lengths = load.lengths(objective.percentile)
+    setup.remembered.prepare(one for pair in wanted for one in shapes(*pair, lengths, drafting, setup.stalls))
     for budget in BUDGETS:
         for sequences in SEQUENCES:
             batch = headroom(sequences) if load.rate is not None else sequences
-            room = setup.users(budget, batch, draft)
+            room = setup.room(load, budget, batch, draft)
             if batch > room or batch * verified > budget:
                 break
             if load.rate is not None:
                 ample = max(SMALL_BATCH, headroom(sequences, AMPLE))
-                batch = max(batch, min(setup.users(budget, ample, draft), ample, budget // verified))
+                batch = max(batch, min(setup.room(load, budget, ample, draft), ample, budget // verified))
             sized = sized_at(setup, sequences, budget, load, objective, drafting)
             if sized is None:
                 break
@@ -184,12 +198,17 @@ def settings(setup: Setup, load: Demand, objective: Objective, drafting: Draftin
                 break
 
 
+def carried(sized: Sized, load: Demand) -> float:
+    """Users of a rank: those whose requests run, and those who think."""
+    return sized.sequences + sized.rate * load.think_mean_s
+
+
 def instances(setup: Setup, load: Demand, sized: Sized) -> int:
     """Instances that carry a load at that steady state."""
-    if load.rate is not None:
-        return math.ceil(load.rate / (sized.rate * setup.mesh.dp) * (1 - 1e-9))
+    if load.request_rate is not None:
+        return math.ceil(load.request_rate / (sized.rate * setup.mesh.dp) * (1 - 1e-9))
     if load.concurrency is not None:
-        return -(-load.concurrency // (sized.sequences * setup.mesh.dp))
+        return math.ceil(load.concurrency / (carried(sized, load) * setup.mesh.dp) * (1 - 1e-9))
     return 1
 
 
@@ -200,23 +219,23 @@ def settled(plan: Plan, load: Demand, objective: Objective) -> Plan:
     def at(sequences: int) -> Sized | None:
         return sized_at(plan.setup, sequences, plan.budget, load, objective, plan.drafting)
 
-    if load.concurrency is not None:
+    if load.concurrency is not None and not load.think_mean_s:
         found = at(-(-load.concurrency // ranks))
         return replace(plan, sized=found) if found else plan
-    if load.rate is None:
+    if load.offline:
         return plan
-    wanted, low, high = load.rate / ranks, 1, plan.sized.sequences
+    wanted, low, high = (load.request_rate or load.concurrency or 0) / ranks, 1, plan.sized.sequences
     while low < high:
         middle = (low + high) // 2
         sized = at(middle)
-        if sized is not None and sized.rate >= wanted:
+        if sized is not None and (sized.rate if load.request_rate else carried(sized, load)) >= wanted:
             high = middle
         else:
             low = middle + 1
     found = at(high)
     if found is None:
         return plan
-    return replace(plan, sized=replace(found, rate=min(found.rate, wanted)))
+    return replace(plan, sized=replace(found, rate=min(found.rate, wanted)) if load.request_rate else found)
 
 
 def search(

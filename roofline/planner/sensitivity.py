@@ -14,12 +14,13 @@ from typing import Any
 
 from roofline.accelerator import Quantity
 from roofline.planner.choose import Chosen, kind
+from roofline.planner.demand import Demand
 from roofline.planner.disaggregate import disaggregated
 from roofline.planner.prices import Rent
 from roofline.planner.search import Plan, order_of, search
 from roofline.planner.setups import Setup
 from roofline.planner.sizing import Drafting
-from roofline.planner.workload import Objective, Workload
+from roofline.serving.metrics import Objective
 from roofline.sharded import ShardedDeployment
 
 LENGTHS, LOAD = (0.75, 1.25), (0.75, 1.25)
@@ -73,7 +74,7 @@ class _Game:
     """The choice as a function of assumptions."""
 
     def __init__(
-        self, running: Sequence[Setup], load: Workload, objective: Objective, rents: dict[str, Rent | None], most: int,
+        self, running: Sequence[Setup], load: Demand, objective: Objective, rents: dict[str, Rent | None], most: int,
         draftings: Mapping[str, Sequence[Drafting | None]], apart: bool,
     ) -> None:  # fmt: skip
         self.running, self.load, self.objective = list(running), load, objective
@@ -86,7 +87,7 @@ class _Game:
         while (found := self.best()) is not None and kind(found) != kind(choice):
             self.refuted.add(kind(found))
 
-    def best(self, *, load: Workload | None = None, bandwidth: float = 1.0, alpha: float = 0.0) -> Plan | None:
+    def best(self, *, load: Demand | None = None, bandwidth: float = 1.0, alpha: float = 0.0) -> Plan | None:
         """The cheapest deployment under changed assumptions."""
         setups = self.running if bandwidth == 1.0 else self._at(bandwidth)
         drafts = {
@@ -138,7 +139,7 @@ def _flip(name: str, low: float, nominal: float, high: float, choice: Plan, at: 
     )  # fmt: skip
 
 
-def _price_flip(gpu: str, price: Rent, choice: Plan, others: Sequence[Plan], load: Workload) -> Flip:
+def _price_flip(gpu: str, price: Rent, choice: Plan, others: Sequence[Plan], load: Demand) -> Flip:
     """The price of a GPU at which another deployment costs as little as the choice."""
 
     def amount(plan: Plan) -> float:
@@ -175,7 +176,7 @@ def _running(plans: Sequence[Plan], first: Sequence[Plan]) -> list[Setup]:
 
 
 def sensitivity(
-    plans: Sequence[Plan], load: Workload, objective: Objective, rents: dict[str, Rent | None], most: int,
+    plans: Sequence[Plan], load: Demand, objective: Objective, rents: dict[str, Rent | None], most: int,
     draftings: Mapping[str, Sequence[Drafting | None]], chosen: Chosen | None = None,
 ) -> list[Flip]:  # fmt: skip
     """What each assumption does to the choice, those that flip it first.

@@ -21,6 +21,7 @@ from roofline.sharded import ShardedDeployment
 from roofline.work import Work
 
 if TYPE_CHECKING:
+    from roofline.planner.demand import Demand
     from roofline.serving.steps import StepShape, StepTimes
 
 STORED = "stored"
@@ -34,6 +35,9 @@ SHARE, BLOCK, BUDGET = Fraction(9, 10), 16, 2048
 """Memory that is used and tokens of a block where an engine's pages are not modelled; a token budget to ask memory with."""
 BATCHES = (64, 256, 1024)
 """Sequences per step for which memory is worked out; a batch takes the next larger one's."""
+
+MARGIN = 2.0
+"""Standard deviations of the tokens of all who run that a pool has room for beyond their mean."""
 
 CHUNKED = ("trtllm",)
 """Engines that are launched with chunked prefill beside decodes, whatever their default."""
@@ -97,6 +101,7 @@ class Setup:
     _times: Any = None
     _memory: dict[tuple[int, int], Allocation] = field(default_factory=dict)
     _users: dict[tuple[int, int, int], int | None] = field(default_factory=dict)
+    _tokens: dict[tuple[int, int, int, int], float | None] = field(default_factory=dict)
 
     @cached_property
     def remembered(self) -> Remembered:
@@ -167,24 +172,60 @@ class Setup:
         held = self._users[key]
         return sequences if held is None else held
 
+    def room(self, load: Demand, budget: int, sequences: int, draft: Model | None = None) -> int:
+        """Requests of a load that the pool of one data-parallel rank holds at once.
+
+        Requests of several lengths need a margin for the luck of theirs: ``n mean + MARGIN sqrt(n) deviation`` tokens, at
+        their full length; prefixes that all share are held once.
+        """
+        if load.even and not load.shared:
+            return self.users(budget, sequences, draft)
+        tokens = self.tokens(load, budget, sequences, draft)
+        if tokens is None:
+            return sequences
+        mean, deviation = load.held
+        left = tokens - load.shared
+        if left < mean:
+            return 0
+        root = ((MARGIN * deviation) ** 2 + 4 * mean * left) ** 0.5 - MARGIN * deviation
+        return max(1, int((root / (2 * mean)) ** 2))
+
+    def tokens(self, load: Demand, budget: int, sequences: int, draft: Model | None = None) -> float | None:
+        """Tokens of the pool of one data-parallel rank in requests of mean length; None where the state does not grow."""
+        key = (budget, _batch(sequences), load.length, id(draft))
+        if key not in self._tokens:
+            self._tokens[key] = self._pool_tokens(load.length, budget, sequences, draft)
+        return self._tokens[key]
+
+    def _pool_tokens(self, length: int, budget: int, sequences: int, draft: Model | None) -> float | None:
+        weights = draft.weight_bytes if draft else 0
+        more = draft.state_bytes(length) if draft else 0
+        if not self.paged:
+            return self._bare(budget, weights, length, more) * length
+        found = self.memory(budget, sequences)
+        if found.layout is None and not more:
+            return None
+        each = found.layout.request_bytes(length, budget) if found.layout else 0
+        return float(found.pool.best - weights) / float(each + more) * length
+
     def _held(self, budget: int, sequences: int, draft: Model | None) -> int | None:
         weights = draft.weight_bytes if draft else 0
         more = draft.state_bytes(self.longest) if draft else 0
         if not self.paged:
-            return self._bare_users(budget, weights, more)
+            return max(0, int(self._bare(budget, weights, self.longest, more)))
         found = self.memory(budget, sequences)
         if found.layout is None and not more:
             return None
         pool = found.pool.best - weights
         return int(pool // (found.request_bytes + more)) if pool > 0 else 0
 
-    def _bare_users(self, budget: int, weights: Any, more: Any) -> int:
+    def _bare(self, budget: int, weights: Any, length: int, more: Any) -> float:
         """Requests whose state fits beside weights and the greediest kernel of a step."""
         rooms = []
         for stage in self.deployment.ranks.stages:
             _, workspace = stage.step(Work(1, budget))
             room = SHARE * self.accelerator.capacity.value - stage.weight_bytes - workspace - weights
-            rooms.append(int(room // (stage.state_bytes(self.longest) + more)) if room > 0 else 0)
+            rooms.append(float(room) / float(stage.state_bytes(length) + more))
         return min(rooms)
 
     def blocks(self, budget: int, sequences: int, draft: Model | None = None) -> tuple[int | None, int]:

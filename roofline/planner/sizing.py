@@ -4,8 +4,10 @@ Means are those of ``serving.closed_form``: decode steps, mixed steps in which c
 Added here is what a planner needs beyond means: where prompts want more steps than there are, decodes go on in every step
 and prompts queue; an engine that lets decodes wait while prompts run pays whole prompts between decode steps; drafts; and
 the wait of a random arrival behind other prompts, that of a queue with equal service times (M/D/1): where prompts arrive
-at a rate r and take s seconds of the budget each, f = r s, the mean is ``f s / (2 (1 - f))``; percentiles take an
-exponential tail of that mean.
+at a rate r and take s seconds of the budget each, f = r s, the mean is ``f s v / (2 (1 - f))``; percentiles take an
+exponential tail of that mean. v is 1, or, where prompts differ and arrivals come in bursts, the sum of the squared
+coefficients of variation of both (Kingman's and Allen and Cunneen's approximation); the percentile of TTFT is then that of
+a long prompt too.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from roofline.speculative.acceptance import expected_tokens
 if TYPE_CHECKING:
     from roofline.expected.load import Load
     from roofline.model import Model
-    from roofline.planner.workload import Workload
+    from roofline.planner.demand import Demand, Lengths
     from roofline.serving.steps import StepTimes
 
 NEVER = math.inf
@@ -70,34 +72,37 @@ class Sized:
 
 
 def size(
-    times: StepTimes, sequences: int, budget: int, load: Workload, *, percentile: float = 99.0,
-    drafting: Drafting | None = None, stalls: bool = False,
+    times: StepTimes, sequences: int, budget: int, load: Demand, *, percentile: float = 99.0,
+    drafting: Drafting | None = None, stalls: bool = False, hits: float = 1.0,
 ) -> Sized | None:  # fmt: skip
     """The steady state with so many sequences and a token budget per step; None where the budget holds no prompt token.
 
-    ``stalls``: decodes wait while prompts run.
+    ``stalls``: decodes wait while prompts run. ``hits``: share of turns whose session is still in the prefix cache.
     """
+    lengths = load.lengths(percentile, hits)
     gained = drafting.tokens if drafting else 1.0
-    steps = _steps(sequences, budget, load.isl, load.osl, drafting.gamma if drafting else 0, gained, stalls)
+    steps = _steps(sequences, budget, lengths, drafting.gamma if drafting else 0, gained, stalls)
     if steps is None:
         return None
-    found, rounds, room = steps.found, steps.rounds, steps.room
+    found, rounds, room, fresh = steps.found, steps.rounds, steps.room, lengths.fresh
     decode_s, mixed_s, alone_s = _seconds(times, steps, drafting)
     if steps.saturated:
-        return _saturated(times, sequences, steps, mixed_s, load, gained)
+        return _saturated(times, sequences, steps, mixed_s, fresh, gained)
     if stalls:
         mixed_s = decode_s + alone_s
     request, turns = _request(times, sequences), float(found.turns)
     means = steady(found, decode_s, mixed_s, alone_s, request, float(sequences), rounds)
     tpot = float(means.tpot)
     rate = sequences / (float(means.ttft) + rounds * tpot)
-    service = alone_s * turns / float(found.group) if stalls else mixed_s * load.isl / room
+    added = turns * (alone_s if stalls else mixed_s - decode_s) / float(found.group)
+    service = added if stalls else mixed_s * fresh / room
     busy = min(1.0, rate * service)
-    mean, high = waiting(service, busy, percentile)
+    mean, high = waiting(service, busy, percentile, lengths.variation + lengths.arrivals)
     own = request + turns * mixed_s
+    longer = max((lengths.far / fresh - 1.0) * added, (math.ceil(lengths.far / room) - turns) * mixed_s, 0.0)
     return Sized(
-        sequences, round(turns), busy, decode_s, mixed_s, max(float(means.ttft), own + tpot / 2 + mean), own + tpot + high,
-        tpot / gained, rate,
+        sequences, round(turns), busy, decode_s, mixed_s, max(float(means.ttft), own + tpot / 2 + mean),
+        own + tpot + math.hypot(high, longer), tpot / gained, rate,
     )  # fmt: skip
 
 
@@ -120,31 +125,31 @@ class _Steps:
 
 
 @lru_cache(maxsize=8192)
-def _steps(sequences: int, budget: int, isl: int, osl: int, gamma: int, gained: float, stalls: bool) -> _Steps | None:
+def _steps(sequences: int, budget: int, lengths: Lengths, gamma: int, gained: float, stalls: bool) -> _Steps | None:
     """None where the budget holds no prompt token."""
-    rounds = max(1.0, (osl - 1) / gained)
+    rounds = max(1.0, (lengths.output - 1) / gained)
     extra = 0 if stalls else sequences * gamma
     if budget - extra - (0 if stalls else sequences) < 1 or sequences * (1 + gamma) > budget:
         return None
     room = float(budget if stalls else budget - extra - sequences)
-    saturated = not stalls and sequences / rounds * isl > room
-    running = max(1.0, min(float(sequences), rounds * room / isl)) if saturated else float(sequences)
-    found = loads(running, float(isl), rounds, NEVER, room + running)
-    context = isl + osl // 2
+    saturated = not stalls and sequences / rounds * lengths.fresh > room
+    running = max(1.0, min(float(sequences), rounds * room / lengths.fresh)) if saturated else float(sequences)
+    found = loads(running, float(lengths.prompt), rounds, NEVER, room + running, cached=float(lengths.cached))
 
     def shape(one: Load) -> StepShape:
         plain = shape_of(one)
-        prompts = (plain.prefill_tokens, plain.prefill_pairs, plain.prefills)
-        return StepShape(*prompts, plain.decodes, plain.decodes * context, gamma)
+        pairs = plain.prefill_pairs if lengths.excess == 1.0 else round(plain.prefill_pairs * lengths.excess)
+        context = plain.decodes * lengths.context
+        return StepShape(plain.prefill_tokens, pairs, plain.prefills, plain.decodes, context, gamma)
 
     alone = shape(replace(found.mixed, decodes=0.0)) if stalls else None
     return _Steps(found, rounds, room, saturated, shape(found.decode), shape(found.mixed), alone)
 
 
-def shapes(sequences: int, budget: int, load: Workload, drafting: Drafting | None, stalls: bool) -> list[StepShape]:
+def shapes(sequences: int, budget: int, lengths: Lengths, drafting: Drafting | None, stalls: bool) -> list[StepShape]:
     """The steps that ``size`` asks the times of."""
     gamma, gained = (drafting.gamma, drafting.tokens) if drafting else (0, 1.0)
-    steps = _steps(sequences, budget, load.isl, load.osl, gamma, gained, stalls)
+    steps = _steps(sequences, budget, lengths, gamma, gained, stalls)
     found = () if steps is None else (steps.decode, steps.mixed, steps.alone)
     return [one for one in found if one is not None]
 
@@ -164,18 +169,22 @@ def _seconds(times: StepTimes, steps: _Steps, drafting: Drafting | None) -> tupl
     return step(steps.decode), step(steps.mixed), step(steps.alone)
 
 
-def _saturated(times: StepTimes, sequences: int, steps: _Steps, mixed_s: float, load: Workload, gained: float) -> Sized:
+def _saturated(times: StepTimes, sequences: int, steps: _Steps, mixed_s: float, fresh: float, gained: float) -> Sized:
     """Prompts fill the budget of every step: fewer sequences decode, and the others wait for their prompts to run."""
-    rate = steps.room / load.isl / mixed_s
-    ttft = max(load.isl / steps.room * mixed_s, sequences / rate - steps.rounds * mixed_s) + _request(times, sequences)
-    chunks = math.ceil(load.isl / steps.room)
+    rate = steps.room / fresh / mixed_s
+    ttft = max(fresh / steps.room * mixed_s, sequences / rate - steps.rounds * mixed_s) + _request(times, sequences)
+    chunks = math.ceil(fresh / steps.room)
     return Sized(sequences, chunks, 1.0, mixed_s, mixed_s, ttft, 2 * ttft, mixed_s / gained, rate)
 
 
-def waiting(service: float, busy: float, percentile: float) -> tuple[float, float]:
-    """Mean and percentile of the wait for a server with equal service times that is busy that share of the time."""
+def waiting(service: float, busy: float, percentile: float, variation: float = 1.0) -> tuple[float, float]:
+    """Mean and percentile of the wait for a server that is busy that share of the time.
+
+    ``variation``: of service times and of the time between arrivals, squared coefficients summed; 1 for equal service times
+    and random arrivals.
+    """
     if busy >= 1:
         return NEVER, NEVER
-    scale, beyond = service / (2 * (1 - busy)), 1 - percentile / 100
+    scale, beyond = service * variation / (2 * (1 - busy)), 1 - percentile / 100
     tail = scale * math.log(busy / beyond) if busy > beyond else 0.0
     return busy * scale, max(busy * scale, tail)

@@ -9,13 +9,14 @@ from typing import Any
 from roofline.accelerator import Accelerator
 from roofline.errors import InputError, RooflineError
 from roofline.planner.choose import Chosen, choose
+from roofline.planner.demand import Demand
 from roofline.planner.disaggregate import disaggregated
 from roofline.planner.prices import Rent, parse_prices, rent
 from roofline.planner.search import Found, Plan, search
 from roofline.planner.setups import Setup, Variant, comparable, setups, sizes, stored_formats, variants
 from roofline.planner.sizing import Drafting
 from roofline.planner.verify import COUNTED, Verdict, simulate
-from roofline.planner.workload import Objective, Workload
+from roofline.serving.metrics import Objective
 from roofline.serving.steps import check_served
 
 MOST_GPUS, SHOWN = 64, 3
@@ -38,7 +39,7 @@ class Question:
     """
 
     model: str
-    load: Workload
+    load: Demand
     objective: Objective
     gpus: Sequence[Accelerator]
     engine: str = "vllm"
@@ -54,6 +55,10 @@ class Question:
     bound: bool = False
     shown: int = SHOWN
     requests: int = COUNTED
+
+    def __post_init__(self) -> None:
+        if not 50 <= self.objective.percentile < 100:
+            raise InputError(f"percentile: {self.objective.percentile!r} is out of range; give 50 to below 100, such as 99")
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ def _drafts(question: Question, model: Any, engine: Any) -> Draftings:
     found: dict[str, list[Drafting | None]] = {}
     for gpu in question.gpus:
         one = Setup(
-            Variant(draft, "", ""), gpu, Mesh(), engine, question.load.length, ShardedDeployment(draft, gpu), question.bound
+            Variant(draft, "", ""), gpu, Mesh(), engine, question.load.longest, ShardedDeployment(draft, gpu), question.bound
         )  # fmt: skip
         found[gpu.id] = [None, *(Drafting(gamma, question.alpha, one.times, draft) for gamma in question.gammas)]
     return found
@@ -106,18 +111,26 @@ def _setups(question: Question, model: Any, engine: Any) -> tuple[list[Setup], l
         try:
             engine.check(gpu)
             given = variants(model, question.weights, question.kv, engine, gpu)
-            some = list(setups(model, given, gpu, engine, question.load.length, question.most, bound=question.bound))
+            some = list(setups(model, given, gpu, engine, question.load.longest, question.most, bound=question.bound))
         except RooflineError as error:
             notes.append(f"{gpu.id} left out: {error}")
             continue
         if not some:
-            largest, length = sizes(gpu, question.most)[-1], question.load.length
+            largest, length = sizes(gpu, question.most)[-1], question.load.longest
             notes.append(
                 f"{gpu.id} left out: no layout of {model.name} on up to {largest} of them holds a request of {length:,} tokens"
             )
         found += some
     kept, lost = comparable(found)
     return kept, [*notes, *lost]
+
+
+def _ended(load: Demand, model: Any) -> Demand:
+    """The load with a longest request, where its lengths have no end of their own: what is drawn, or what the model admits."""
+    endless = load.turns > 1 or "lognormal" in (load.prompt.kind, load.output.kind)
+    if load.most is not None or not endless:
+        return load
+    return replace(load, most=min(load.longest, model.max_context or load.longest))
 
 
 def seek(question: Question, watch: Callable[[list[Setup]], Iterable[Setup]] = iter) -> Answer:
@@ -129,8 +142,9 @@ def seek(question: Question, watch: Callable[[list[Setup]], Iterable[Setup]] = i
     from roofline.engines.profile import load_engine
 
     model, engine = load_model(question.model), load_engine(question.engine, question.version)
-    check_served(model, question.load.length)
-    if question.load.osl == 1 and question.objective.tpot is not None:
+    question = replace(question, load=_ended(question.load, model))
+    check_served(model, question.load.longest)
+    if question.load.osl == 1 and question.objective.tpot_s is not None:
         raise InputError("tpot: a request of one output token has no time between tokens; leave --tpot out, or raise --osl")
     ids = {name: gpu.id for gpu in question.gpus for name in (gpu.id, *gpu.aliases)}
     given = parse_prices(question.prices, ids)
@@ -152,7 +166,7 @@ def confirm(answer: Answer, watch: Callable[[], None] = lambda: None) -> Answer:
     """The answer with what the simulator says of the cheapest deployments; ``watch`` is called after each simulation."""
     question = answer.question
 
-    def check(plan: Plan, load: Workload, objective: Objective) -> Verdict:
+    def check(plan: Plan, load: Demand, objective: Objective) -> Verdict:
         verdict = simulate(plan, load, objective, counted=question.requests)
         watch()
         return verdict

@@ -1,22 +1,27 @@
 """The simulator's word on a plan: percentiles of TTFT and the mean TPOT of its own load, request by request.
 
-One data-parallel rank of one instance is simulated under its share of the load; a balancer that sends requests to the
-least loaded rank does better than the random share that is assumed here. Requests that arrive before a steady state is
-reached are served and not counted. What calibrated times say passes before a request is scheduled is added to its TTFT.
+One instance is simulated under its share of the load, or, of a disaggregated deployment, as few instances of both kinds as
+have their ratio; requests go to instances at random, and inside an instance to the rank with the fewest. Requests that come
+before a steady state is reached are served and not counted. ``roofline simulate`` says the same: ``Replay.words`` is its
+command.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from roofline.planner.disaggregate import transfer_seconds
+from roofline.planner.demand import Demand
+from roofline.planner.disaggregate import way_out
 from roofline.planner.search import Plan
 from roofline.planner.setups import scheduler
-from roofline.planner.workload import Objective, Workload
+from roofline.serving.metrics import Objective, Result
 
 if TYPE_CHECKING:
-    from roofline.serving.replica import Replica
+    from roofline.allocation import Settings
+    from roofline.serving.server import Options, Server
+    from roofline.serving.workload import Workload
 
 COUNTED = 1500
 """Requests that are counted: fifteen of them lie beyond the 99th percentile."""
@@ -31,8 +36,8 @@ class Verdict:
     Attributes:
         ttft_s, ttft_high_s, tpot_s: mean, percentile, mean. rate: requests per second of all instances, as served.
         requests: counted. refused: requests that no replica can hold. preempted: requests that were pushed out.
-        utilisation: share of the time that the simulated rank was busy. batch: mean sequences of decode steps.
-        met: whether the objective is.
+        utilisation: share of the time that the simulated ranks were busy. batch: mean sequences of decode steps.
+        hits: share of prompt tokens that the prefix cache had. met: whether the objective is.
     """
 
     ttft_s: float
@@ -45,84 +50,205 @@ class Verdict:
     utilisation: float
     batch: float
     met: bool
+    hits: float = 0.0
 
 
-def _replica(plan: Plan, *, prefill_only: bool = False, seed: int = 0) -> Replica:
-    from roofline.serving.policies import RESERVES, Policy
-    from roofline.serving.pool import Counted
-    from roofline.serving.replica import Replica, Speculation
+@dataclass(frozen=True)
+class Replay:
+    """The part of a plan that is simulated, and how.
 
-    setup = plan.setup
-    blocks, page = setup.blocks(plan.budget, plan.batch, plan.drafting.draft if plan.drafting else None)
-    speculation = None
-    if plan.drafting:
-        speculation = Speculation(plan.drafting.gamma, plan.drafting.alpha, plan.drafting.times)
-    policy = Policy(
-        scheduler(setup.engine), plan.batch, max(plan.budget, plan.batch * (1 + (plan.drafting.gamma if plan.drafting else 0)))
-    )
-    pool = Counted(blocks, page, RESERVES.get(setup.engine.id, "paged"))
-    return Replica(setup.times, policy, pool, speculation=speculation, seed=seed, prefill_only=prefill_only)
+    Attributes:
+        plan, load, objective: the whole. decode, prefill: instances of each kind. counted, seed: see ``simulate``.
+    """
+
+    plan: Plan
+    load: Demand
+    objective: Objective
+    counted: int = COUNTED
+    seed: int = 0
+
+    @property
+    def decode(self) -> int:
+        """Instances that decode, or do all."""
+        front = self.plan.prefill
+        return self.plan.instances // gcd(self.plan.instances, front.instances) if front else 1
+
+    @property
+    def prefill(self) -> int:
+        """Instances that only prefill."""
+        front = self.plan.prefill
+        return front.instances // gcd(self.plan.instances, front.instances) if front else 0
+
+    @property
+    def copies(self) -> int:
+        """How many such parts the plan has."""
+        return self.plan.instances // self.decode
+
+    @property
+    def share(self) -> Demand:
+        """The load of this part."""
+        if self.load.offline:
+            running = self.plan.sized.sequences * self.plan.setup.mesh.dp * self.decode
+            from dataclasses import replace
+
+            return replace(self.load, concurrency=running)
+        return self.load.share(self.copies, 1)
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Requests before and after those that are counted: until as many run, and users think, as ever will."""
+        load, plan = self.share, self.plan
+        running = plan.sized.sequences * plan.setup.mesh.dp * self.decode
+        if load.concurrency is not None:
+            users = load.concurrency
+            return LIVES * users + (users * round(load.requests) if load.turns > 1 else 0), users
+        assert load.rate is not None
+        if load.turns == 1:
+            return LIVES * running, 0
+        life = plan.sized.ttft_s + load.osl * plan.sized.tpot_s + load.think_s
+        ramp = round(load.rate * load.requests * life * load.turns)
+        return LIVES * running + ramp, ramp
+
+    @property
+    def number(self) -> int:
+        """Requests that are drawn."""
+        before, after = self.ends
+        return before + self.counted + after
+
+    def workload(self) -> Workload:
+        """The requests."""
+        from roofline.serving.workload import synthetic
+
+        load = self.share
+        return synthetic(
+            self.number, load.prompt, load.output, rate=load.rate, concurrency=load.concurrency, burst=load.burst,
+            seed=self.seed, prefix=load.prefix, turns=load.turns, think_s=load.think_s, longest=self.plan.setup.longest,
+        )  # fmt: skip
+
+    def _tokens(self, part: Plan) -> int | None:
+        """Tokens of a rank's cache, where the engine's rules do not say them."""
+        if part.setup.paged and part.drafting is None:
+            return None
+        blocks, page = part.setup.blocks(part.budget, part.batch, part.drafting.draft if part.drafting else None)
+        return None if blocks is None else blocks * page
+
+    def _page(self, part: Plan) -> int | None:
+        """Tokens of a block where a cache is given in tokens."""
+        if self._tokens(part) is None:
+            return None
+        return part.setup.blocks(part.budget, part.batch, part.drafting.draft if part.drafting else None)[1]
+
+    def _settings(self, part: Plan) -> Settings:
+        from roofline.allocation import Settings
+
+        return Settings(
+            max_model_len=part.setup.longest, batched_tokens=_budget(part), sequences=part.batch, page_tokens=self._page(part)
+        )
+
+    def _options(self) -> Options:
+        from roofline.serving.replica import Speculation
+        from roofline.serving.server import Options
+
+        plan, drafts = self.plan, self.plan.drafting
+        return Options(
+            scheduler(plan.setup.engine), prefix_cache=self.load.kept, replicas=self.decode, prefill_replicas=self.prefill,
+            link=way_out(plan.setup) if plan.prefill else None,
+            draft=Speculation(drafts.gamma, drafts.alpha, drafts.times) if drafts else None, seed=self.seed,
+            bound=plan.setup.bound, kv_tokens=self._tokens(plan),
+        )  # fmt: skip
+
+    def server(self, load: Workload) -> Server:
+        """What serves them."""
+        from roofline.serving.server import Front, make_server
+
+        plan, front = self.plan, None
+        if plan.prefill is not None:
+            part = plan.prefill
+            front = Front(part.setup.deployment, self._settings(part), self._tokens(part))
+        return make_server(
+            plan.setup.deployment, load, engine=plan.setup.engine, settings=self._settings(plan), options=self._options(),
+            front=front,
+        )  # fmt: skip
+
+    def result(self) -> Result:
+        """What came of it."""
+        load = self.workload()
+        server = self.server(load)
+        before, after = self.ends
+        return Result(server.serve(load), self.objective, server.gpus, server.times.provenance, before, after)
+
+    def words(self, model: str, stored: tuple[str, str], gpu: str | None = None, draft: str | None = None) -> tuple[str, ...]:
+        """The ``roofline simulate`` command that answers with the same figures.
+
+        Args:
+            model, gpu, draft: as the command line takes them. stored: formats of the checkpoint's weights and cache.
+        """
+        plan, load, setup = self.plan, self.share, self.plan.setup
+        before, after = self.ends
+        words = ["roofline", "simulate", model, "--gpu", gpu or setup.accelerator.id, "--engine", setup.engine.id]
+        words += ["--engine-version", setup.engine.asked] if setup.engine.asked else []
+        words += setup.mesh.flags.split()
+        for flag, made, was in zip(("--dtype", "--kv-dtype"), plan.formats, stored, strict=True):
+            words += [flag, made] if made != was else []
+        words += ["--scheduler", scheduler(setup.engine), *self._sizes(plan, ""), "--max-model-len", str(setup.longest)]
+        if plan.prefill is not None:
+            words += ["--disaggregate", f"{self.prefill}:{self.decode}", "--link", str(way_out(setup))]
+            words += [word.replace("--", "--prefill-") for word in (plan.prefill.setup.mesh.flags or "--tp 1").split()]
+            words += self._sizes(plan.prefill, "prefill-")
+        if plan.drafting:
+            words += ["--draft", str(draft), "--draft-tokens", str(plan.drafting.gamma)]
+            words += ["--acceptance", repr(plan.drafting.alpha)]
+        words += ["--prefix-caching"] if load.kept else []
+        words += ["--bound"] if setup.bound else []
+        words += ["--rate", repr(load.rate)] if load.rate is not None else ["--concurrency", str(load.concurrency)]
+        words += ["--isl", load.prompt.words, "--osl", load.output.words]
+        words += ["--burst", repr(load.burst)] if load.burst != 1.0 else []
+        words += ["--prefix-len", str(load.prefix)] if load.prefix else []
+        words += ["--turns", str(load.turns)] if load.turns > 1 else []
+        words += ["--think", f"{load.think_s!r}s"] if load.think_s else []
+        words += ["--requests", str(self.number), "--warm-up", str(before), "--cool-down", str(after)]
+        words += ["--seed", str(self.seed)] if self.seed else []
+        limits = self.objective
+        words += ["--ttft", f"{limits.ttft_s!r}s", "--percentile", f"{limits.percentile:g}"] if limits.ttft_s else []
+        words += ["--tpot", f"{limits.tpot_s!r}s"] if limits.tpot_s else []
+        return tuple(words)
+
+    def _sizes(self, part: Plan, whose: str) -> list[str]:
+        words = [f"--{whose}max-num-seqs", str(part.batch), f"--{whose}max-num-batched-tokens", str(_budget(part))]
+        tokens = self._tokens(part)
+        if tokens is None:
+            return words
+        block = [] if whose else ["--block-size", str(self._page(part))]
+        return [*words, f"--{whose}kv-tokens", str(tokens), *block]
 
 
-def simulate(plan: Plan, load: Workload, objective: Objective, *, counted: int = COUNTED, seed: int = 0) -> Verdict:
+def _budget(part: Plan) -> int:
+    """Tokens of a step; at least what all sequences verify."""
+    return max(part.budget, part.batch * (1 + (part.drafting.gamma if part.drafting else 0)))
+
+
+def simulate(plan: Plan, load: Demand, objective: Objective, *, counted: int = COUNTED, seed: int = 0) -> Verdict:
     """Serves the plan's share of the load by the simulator."""
     import numpy
 
-    from roofline.serving.cluster import Cluster, Link
-    from roofline.serving.lengths import Distribution
-    from roofline.serving.workload import synthetic
-
-    ranks = plan.instances * plan.setup.mesh.dp
-    prompt, output = (Distribution("constant", length, length) for length in (load.isl, load.osl))
-    if plan.prefill is None:
-        cluster, share = Cluster([_replica(plan, seed=seed)]), 1 / ranks
-    else:
-        front, parts = _ratio(plan)
-        moved = transfer_seconds(plan.setup, load.isl) or 0.0
-        link = Link(1.0, lambda tokens: moved * tokens / load.isl)
-        before = [_replica(plan.prefill, prefill_only=True, seed=seed) for _ in range(front)]
-        cluster = Cluster(before, [_replica(plan, seed=seed) for _ in range(parts)], link)
-        share = parts / ranks
-    running = max(1, round(plan.sized.sequences * share * ranks))
-    warm = LIVES * running
-    if load.rate is not None:
-        drawn = synthetic(warm + counted, prompt, output, rate=load.rate * share, seed=seed)
-    else:
-        users = running if load.concurrency is None else max(1, -(-load.concurrency * round(share * ranks) // ranks))
-        warm = LIVES * users
-        drawn = synthetic(warm + counted + users, prompt, output, concurrency=users, seed=seed)
-    outcome = cluster.serve(drawn)
-    order = numpy.argsort(outcome.arrival, kind="stable")[warm : warm + counted]
-    first, finish, arrival = (column[order] for column in (outcome.first, outcome.finish, outcome.arrival))
-    served = numpy.isfinite(finish)
-    refused = int(counted - served.sum())
-    entry = plan.prefill or plan
-    lag = float(getattr(entry.setup.times, "request_seconds", lambda running: 0.0)(float(running)))
-    ttft = (first - arrival)[served] + lag
-    tpot = ((finish - first) / max(1, load.osl - 1))[served]
+    replay = Replay(plan, load, objective, counted, seed)
+    found = replay.result()
+    refused = int((found.counted & ~found.done).sum())
+    ttft, tpot = found.ttft_s, found.tpot_s
     if refused or not len(ttft):
-        return Verdict(float("nan"), float("inf"), float("inf"), 0.0, int(served.sum()), refused, 0, 0.0, 0.0, False)
-    high, mean = float(numpy.percentile(ttft, objective.percentile)), float(tpot.mean())
-    span = float(numpy.max(finish) - numpy.min(finish))
-    rate = (len(ttft) - 1) / span / share if span > 0 else 0.0
-    replica = (cluster.decoders or cluster.replicas)[0]
-    totals = replica.totals
-    kept_up = load.rate is None or ttft[-len(ttft) // 4 :].mean() <= 4 * max(ttft[: len(ttft) // 4].mean(), 1e-9)
+        return Verdict(float("nan"), float("inf"), float("inf"), 0.0, len(ttft), refused, 0, 0.0, 0.0, False)
+    figures = found.to_dict()
+    mean = float(tpot.mean()) if len(tpot) else 0.0
+    quarter = len(ttft) // 4
+    order = numpy.argsort(found.outcome.arrival[found.done], kind="stable")
+    first, last = ttft[order[:quarter]], ttft[order[-quarter:]]
+    kept_up = load.rate is None or not quarter or last.mean() <= 4 * max(first.mean(), 1e-9)
     return Verdict(
-        float(ttft.mean()), high, mean, rate, len(ttft), refused, int((outcome.preempted[order] > 0).sum()),
-        totals.busy_s / outcome.end if outcome.end else 0.0, totals.decode_slots / max(1, totals.decode_steps),
-        bool(objective.met(high, mean) and kept_up),
+        float(ttft.mean()), float(numpy.percentile(ttft, objective.percentile)), mean,
+        (figures["request_per_s"] or 0.0) * replay.copies, len(ttft), refused, figures["preempted_requests"],
+        figures["utilisation"], figures["mean_decode_batch"] or 0.0, bool(not found.misses and kept_up),
+        figures["prefix_hit_share"],
     )  # fmt: skip
-
-
-def _ratio(plan: Plan) -> tuple[int, int]:
-    """(prefilling ranks, decoding ranks) in lowest terms, which are simulated together."""
-    from math import gcd
-
-    assert plan.prefill is not None
-    front, parts = plan.prefill.instances * plan.prefill.setup.mesh.dp, plan.instances * plan.setup.mesh.dp
-    common = gcd(front, parts)
-    return front // common, parts // common
 
 
 def verdict_record(found: Verdict | None) -> dict[str, Any] | None:
@@ -132,5 +258,5 @@ def verdict_record(found: Verdict | None) -> dict[str, Any] | None:
     return {
         "ttft_s": found.ttft_s, "ttft_percentile_s": found.ttft_high_s, "tpot_s": found.tpot_s,
         "request_per_s": found.rate, "requests": found.requests, "refused": found.refused, "preempted": found.preempted,
-        "utilisation": found.utilisation, "mean_batch": found.batch, "met": found.met,
+        "utilisation": found.utilisation, "mean_batch": found.batch, "prefix_hit_share": found.hits, "met": found.met,
     }  # fmt: skip

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roofline.errors import InputError, suggest
@@ -28,7 +28,7 @@ class Distribution:
     Attributes:
         kind: "constant", "uniform" or "lognormal".
         low, high: of a uniform one; both the value of a constant one.
-        median, sigma: of a log-normal one. longest: where it is cut off.
+        median, sigma: of a log-normal one. longest: where it is cut off. text: as it was typed, "" where it was not.
     """
 
     kind: str
@@ -37,6 +37,7 @@ class Distribution:
     median: float = 1.0
     sigma: float = 0.0
     longest: int = LONGEST
+    text: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high <= LONGEST:
@@ -61,6 +62,22 @@ class Distribution:
         if self.kind == "lognormal":
             return self.median * math.exp(self.sigma**2 / 2)
         return (self.low + self.high) / 2
+
+    @property
+    def words(self) -> str:
+        """As it is typed."""
+        if self.text:
+            return self.text
+        if self.kind == "lognormal":
+            return f"lognormal:{self.mean!r}:{self.sigma!r}"
+        return str(self.low) if self.kind == "constant" else f"{self.low}:{self.high}"
+
+    def scaled(self, factor: float) -> Distribution:
+        """Lengths times a factor."""
+        if factor == 1:
+            return self
+        low, high = (max(1, round(value * factor)) for value in (self.low, self.high))
+        return replace(self, low=low, high=high, median=self.median * factor, text="")
 
     def cut(self, longest: int) -> Distribution:
         """Cut off at ``longest`` tokens."""
@@ -117,6 +134,10 @@ def _real(text: str, field: str) -> float:
 
 def parse_length(text: str, field: str, *, output: bool = False) -> Distribution:
     """A distribution as a user types it; see the module's table. Raises InputError that names the field."""
+    return replace(_parsed(text, field, output), text=text.strip())
+
+
+def _parsed(text: str, field: str, output: bool) -> Distribution:
     name, *rest = text.strip().split(":")
     if not rest and name in SHAPES:
         return SHAPES[name].output if output else SHAPES[name].prompt

@@ -9,6 +9,7 @@ benchmark clients do.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from roofline.errors import InputError
@@ -49,6 +50,10 @@ class Objective:
         """Whether there is any limit."""
         return self.ttft_s is not None or self.tpot_s is not None
 
+    def met(self, ttft: float, tpot: float) -> bool:
+        """Whether a percentile of TTFT and a mean (or percentile) of TPOT keep the limits [s]."""
+        return (self.ttft_s is None or ttft <= self.ttft_s) and (self.tpot_s is None or tpot <= self.tpot_s)
+
 
 def _statistics(values: Any, weights: Any = None) -> dict[str, float | None]:
     """mean, percentiles and maximum of an array, with weights as so many equal values."""
@@ -78,19 +83,41 @@ class Result:
     Attributes:
         outcome: what became of each request. objective: what is asked of them.
         gpus: of all replicas, for rates per GPU. provenance: of the step times.
+        warm_up, cool_down: requests that come first and last, which are served and not counted. Latencies, hits and goodput
+            are of the others, rates of what ended between the first and the last arrival of the others; gaps between tokens,
+            utilisation and what the cache held are of the whole run.
     """
 
     outcome: Outcome = field(repr=False)
     objective: Objective = Objective()
     gpus: int = 1
     provenance: str = "datasheet"
+    warm_up: int = 0
+    cool_down: int = 0
 
-    @property
-    def done(self) -> Any:
-        """Which requests ended, a mask."""
+    def __post_init__(self) -> None:
+        number = len(self.outcome.workload)
+        if self.warm_up + self.cool_down >= number:
+            raise InputError(f"warm-up: {self.warm_up:,} + {self.cool_down:,} of {number:,} requests leave none to count")
+
+    @cached_property
+    def counted(self) -> Any:
+        """Which requests count, a mask."""
         import numpy
 
-        return ~numpy.isnan(self.outcome.finish)
+        number = len(self.outcome.workload)
+        mask = numpy.ones(number, dtype=bool)
+        if self.warm_up or self.cool_down:
+            order = numpy.argsort(self.outcome.arrival, kind="stable")
+            mask[order[: self.warm_up]] = mask[order[number - self.cool_down :]] = False
+        return mask
+
+    @cached_property
+    def done(self) -> Any:
+        """Which of the requests that count ended, a mask."""
+        import numpy
+
+        return self.counted & ~numpy.isnan(self.outcome.finish)
 
     @property
     def ttft_s(self) -> Any:
@@ -138,11 +165,27 @@ class Result:
 
     @property
     def span_s(self) -> float:
-        """First arrival to last token."""
+        """First arrival to last token; to the last arrival that counts where not all do."""
         import numpy
 
-        first = numpy.nanmin(self.outcome.arrival) if len(self.outcome.arrival) else 0.0
-        return float(self.outcome.end - first)
+        arrival = self.outcome.arrival
+        first = numpy.nanmin(arrival) if len(arrival) else 0.0
+        if not (self.warm_up or self.cool_down):
+            return float(self.outcome.end - first)
+        counted = arrival[self.counted]
+        return float(numpy.nanmax(counted) - numpy.nanmin(counted))
+
+    @property
+    def _ended(self) -> Any:
+        """Which requests ended within ``span_s``, a mask."""
+        import numpy
+
+        if not (self.warm_up or self.cool_down):
+            return self.done
+        counted = self.outcome.arrival[self.counted]
+        with numpy.errstate(invalid="ignore"):
+            finish = self.outcome.finish
+            return (finish > numpy.nanmin(counted)) & (finish <= numpy.nanmax(counted))
 
     @property
     def good(self) -> Any:
@@ -164,8 +207,9 @@ class Result:
         import numpy
 
         limits, found = self.objective, []
-        if not self.done.all() and limits.given:
-            found.append(f"{int((~self.done).sum()):,} of {len(self.done):,} requests were not served")
+        lost = int((self.counted & ~self.done).sum())
+        if lost and limits.given:
+            found.append(f"{lost:,} of {int(self.counted.sum()):,} requests were not served")
         if limits.ttft_s is not None and self.done.any():
             value = float(numpy.percentile(self.ttft_s, limits.percentile))
             if value > limits.ttft_s:
@@ -184,29 +228,40 @@ class Result:
         """Whether the objective is met; None where there is none."""
         return not self.misses if self.objective.given else None
 
+    def _goodput(self, request_rate: float | None) -> float | None:
+        """Requests per second that keep both limits; None without limits."""
+        if not self.objective.given or request_rate is None:
+            return None
+        ended = int(self.done.sum())
+        return request_rate * int(self.good.sum()) / ended if ended else 0.0
+
     def to_dict(self) -> dict[str, Any]:
         """All figures under keys that carry their unit; nothing rounded."""
         outcome, done, span = self.outcome, self.done, self.span_s
         workload, totals = outcome.workload, [replica.totals for replica in outcome.replicas]
+        counted, ended = int(self.counted.sum()), self._ended
         tokens = int(workload.output[done].sum())
         prompts = int(workload.prompt[done].sum())
+        made, read = int(workload.output[ended].sum()), int(workload.prompt[ended].sum())
         rate = (lambda amount: amount / span) if span > 0 else (lambda amount: None)
         busy = sum(t.busy_s for t in totals)
         decode_steps = sum(t.decode_steps for t in totals)
         blocks = sum(r.pool.number * r.totals.busy_s for r in outcome.replicas)
         limited = all(r.pool.number < 10**15 for r in outcome.replicas)
-        good = self.good
-        output_rate = rate(tokens)
+        good = self.good[self.counted]
+        output_rate, request_rate = rate(made), rate(int(ended.sum()))
         found: dict[str, Any] = {
-            "requests": len(workload),
+            "requests": counted,
+            "warm_up_requests": self.warm_up,
+            "cool_down_requests": self.cool_down,
             "completed": int(done.sum()),
-            "refused": len(outcome.refused),
+            "refused": int(self.counted[outcome.refused].sum()) if outcome.refused else 0,
             "span_s": span,
             "input_tokens": prompts,
             "output_tokens": tokens,
-            "request_per_s": rate(int(done.sum())),
+            "request_per_s": request_rate,
             "output_tok_per_s": output_rate,
-            "total_tok_per_s": rate(tokens + prompts),
+            "total_tok_per_s": rate(made + read),
             "output_tok_per_s_per_gpu": None if output_rate is None else output_rate / self.gpus,
         }
         for name, values in (("ttft", self.ttft_s), ("tpot", self.tpot_s), ("e2e", self.e2e_s), ("queue", self.queue_s)):
@@ -215,7 +270,7 @@ class Result:
         return found | {
             "ttft_limit_s": self.objective.ttft_s,
             "tpot_limit_s": self.objective.tpot_s,
-            "goodput_request_per_s": rate(int(good.sum())) if self.objective.given else None,
+            "goodput_request_per_s": self._goodput(request_rate),
             "good_share": float(good.mean()) if self.objective.given else None,
             "meets_objective": self.meets,
             "misses": list(self.misses),
@@ -227,6 +282,7 @@ class Result:
             "prefix_hit_tokens": int(outcome.hit[done].sum()),
             "prefix_hit_share": float(outcome.hit[done].sum() / prompts) if prompts else None,
             "preemptions": sum(t.preemptions for t in totals),
+            "preempted_requests": int((outcome.preempted[done] > 0).sum()),
             "recomputed_tokens": sum(t.recomputed for t in totals),
             "swap_s": sum(t.swapped_s for t in totals),
             "kv_occupancy_mean": sum(t.block_seconds for t in totals) / blocks if limited and blocks else None,

@@ -6,7 +6,7 @@ and the workspace of one step; the two are labelled. All that is filled in is li
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from roofline.serving.cluster import Cluster, Link, Outcome
 from roofline.serving.policies import OF_ENGINE, RESERVES, Policy
 from roofline.serving.pool import Cached, Counted
 from roofline.serving.replica import Replica, Speculation, Swap
-from roofline.serving.steps import StepTimes, step_times
+from roofline.serving.steps import BoundSteps, StepTimes, step_times
 from roofline.serving.workload import Workload
 from roofline.units import capacity
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BLOCK = 16
 SEQUENCES, BATCHED = 256, 8192
-FROM_ENGINE, FROM_MATHS = "engine", "maths"
+FROM_ENGINE, FROM_MATHS, AS_GIVEN = "engine", "maths", "given"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Cache:
 
     Attributes:
         blocks: None where the model's state does not grow. block: tokens. longest: longest request, None for no limit.
-        source: "engine" or "maths". note: how it comes about.
+        source: "engine", "maths" or "given". note: how it comes about.
         sequences, batched_tokens: defaults of the engine for its policy.
     """
 
@@ -119,6 +119,36 @@ def maths_cache(deployment: Deployment, settings: Settings, length: int) -> Cach
     return Cache(tokens // block, block, longest, FROM_MATHS, note, sequences, batched)
 
 
+def given_cache(tokens: int, deployment: Deployment, engine: Profile | None, settings: Settings) -> Cache:
+    """A cache of so many tokens, whatever memory says."""
+    block = settings.page_tokens or BLOCK
+    if tokens < block:
+        raise InputError(f"kv-tokens: {tokens:,} are less than a block of {block:,}; give tokens of a replica's cache")
+    sequences, batched = settings.sequences or SEQUENCES, settings.batched_tokens or BATCHED
+    if engine is not None:
+        from roofline.allocation import filled
+        from roofline.parallel.mesh import Mesh
+
+        mesh = getattr(deployment, "mesh", None) or Mesh()
+        whole = filled(deployment.model, engine, deployment.accelerator, mesh, settings)
+        sequences, batched = whole.sequences or sequences, whole.batched_tokens or batched
+    longest = settings.max_model_len or deployment.model.max_context
+    return Cache(tokens // block, block, longest, AS_GIVEN, f"{tokens:,} tokens of cache, as given", sequences, batched)
+
+
+@dataclass(frozen=True)
+class Front:
+    """What each of the replicas that only prefill runs on, where it differs from those that decode.
+
+    Attributes:
+        deployment: the same model on a mesh of its own. settings: of its engine. kv_tokens: as in ``Options``.
+    """
+
+    deployment: Deployment
+    settings: Settings
+    kv_tokens: int | None = None
+
+
 @dataclass(frozen=True)
 class Options:
     """How a server is started, beside the engine's settings.
@@ -127,7 +157,8 @@ class Options:
         scheduler: None for the engine's. preemption, allocation: see ``policies`` and ``pool``.
         prefix_cache: whether prefixes are kept. replicas: side by side. prefill_replicas: with them, replicas only decode.
         link: name of the accelerator's link that carries caches, or bytes per second. draft: speculation, None for none.
-        overhead_s: of the host per step. record: keep a log.
+        overhead_s: of the host per step. record: keep a log. bound: step times are the datasheet's bound, whatever is
+            calibrated. kv_tokens: of each replica's cache, None for what the engine or the maths leaves.
     """
 
     scheduler: str | None = None
@@ -141,6 +172,8 @@ class Options:
     overhead_s: float = 0.0
     record: bool = False
     seed: int = 0
+    bound: bool = False
+    kv_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +182,7 @@ class Server:
 
     Attributes:
         deployment: one replica group: a model on a device or a mesh. cache, policy, times, allocation: of each replica.
+        front: the same of the replicas that only prefill; None where there are none, or they are like the others.
     """
 
     deployment: Deployment
@@ -158,6 +192,7 @@ class Server:
     options: Options = Options()
     allocation: str = "paged"
     notes: tuple[str, ...] = field(default=())
+    front: Server | None = None
 
     @property
     def parallel(self) -> int:
@@ -166,11 +201,15 @@ class Server:
         return 1 if mesh is None else int(mesh.dp)
 
     @property
+    def ranks(self) -> int:
+        """GPUs of a replica group."""
+        mesh = getattr(self.deployment, "mesh", None)
+        return 1 if mesh is None else int(mesh.ranks)
+
+    @property
     def gpus(self) -> int:
         """Of all replicas together."""
-        mesh = getattr(self.deployment, "mesh", None)
-        each = 1 if mesh is None else int(mesh.ranks)
-        return each * (self.options.replicas + self.options.prefill_replicas)
+        return self.ranks * self.options.replicas + (self.front or self).ranks * self.options.prefill_replicas
 
     def _pool(self) -> Counted | Cached:
         cache, options = self.cache, self.options
@@ -181,12 +220,15 @@ class Server:
         return Cached(cache.blocks, cache.block, cache.longest)
 
     @property
+    def _senders(self) -> int:
+        """GPUs that hold one sequence's cache between them."""
+        return self.ranks // self.parallel
+
+    @property
     def _token_bytes(self) -> float:
         """Bytes that one more token adds to a cache on one GPU."""
-        mesh = getattr(self.deployment, "mesh", None)
-        ranks = 1 if mesh is None else mesh.tp * mesh.pp
         model, block = self.deployment.model, self.cache.block
-        return float(model.state_bytes(block) - model.state_bytes(0)) / block / ranks
+        return float(model.state_bytes(block) - model.state_bytes(0)) / block / self._senders
 
     def _link_rate(self, name: str) -> float:
         from roofline.timing import link_rate
@@ -204,16 +246,16 @@ class Server:
 
     def cluster(self) -> Cluster:
         """Its replicas, all of them empty."""
-        each, options, lag = self.parallel, self.options, getattr(self.times, "request_seconds", None)
+        options, front = self.options, self.front or self
+        lag = getattr(front.times, "request_seconds", None)
         if not options.prefill_replicas:
-            return Cluster([self._replica(i, "replica") for i in range(each * options.replicas)], lag=lag)
-        prefill = [self._replica(i, "prefill", True) for i in range(each * options.prefill_replicas)]
-        decode = [self._replica(i, "decode") for i in range(each * options.replicas)]
+            return Cluster([self._replica(i, "replica") for i in range(self.parallel * options.replicas)], lag=lag)
+        prefill = [front._replica(i, "prefill", True) for i in range(front.parallel * options.prefill_replicas)]
+        decode = [self._replica(i, "decode") for i in range(self.parallel * options.replicas)]
         given = options.link if options.link is not None else "network"
         rate = self._link_rate(given) if isinstance(given, str) else float(given)
-        mesh = getattr(self.deployment, "mesh", None)
-        ranks = 1 if mesh is None else mesh.tp * mesh.pp
-        return Cluster(prefill, decode, Link(rate, _PerRank(self.deployment.model, ranks)), lag)
+        link = Link(rate, _PerRank(self.deployment.model, min(front._senders, self._senders)))
+        return Cluster(prefill, decode, link, lag)
 
     def serve(self, workload: Workload) -> Outcome:
         """Serves a workload to its end."""
@@ -222,7 +264,7 @@ class Server:
 
 @dataclass(frozen=True)
 class _PerRank:
-    """Bytes that each rank sends of a cache; all ranks send at once."""
+    """Bytes that each rank sends of a cache; all ranks of the side with fewer of them send or receive at once."""
 
     model: Any
     ranks: int
@@ -233,21 +275,37 @@ class _PerRank:
 
 def make_server(
     deployment: Deployment, workload: Workload, *, engine: Profile | None = None, settings: Settings | None = None,
-    options: Options | None = None,
+    options: Options | None = None, front: Front | None = None,
 ) -> Server:  # fmt: skip
     """A server for a workload: the cache by the engine or the maths, the policy by options, engine and defaults.
+
+    Args:
+        front: what replicas that only prefill run on; without it, what the others do.
 
     Raises InputError where the model does not fit or settings contradict each other.
     """
     from roofline.allocation import Settings
 
     settings, options = settings or Settings(), options or Options()
-    totals = workload.prompt + workload.output
     for value, name in ((options.replicas, "replicas"), (options.prefill_replicas + 1, "prefill replicas")):
         if not 1 <= value <= 1024:
             raise InputError(f"{name}: {value} is out of range; give up to 1024")
+    server = _side(deployment, workload, engine, settings, options)
+    if front is None or not options.prefill_replicas:
+        return server
+    other = _side(front.deployment, workload, engine, front.settings, replace(options, kv_tokens=front.kv_tokens))
+    notes = [f"prefill: {note}" for note in other.notes if note not in server.notes]
+    return replace(server, front=other, notes=(*server.notes, *notes))
+
+
+def _side(deployment: Deployment, workload: Workload, engine: Profile | None, settings: Settings, options: Options) -> Server:
+    """The replicas of one kind."""
+    totals = workload.prompt + workload.output
     longest, mean = int(totals.max()), max(1, int(totals.mean()))
-    cache = engine_cache(deployment, engine, settings, mean) if engine else maths_cache(deployment, settings, mean)
+    if options.kv_tokens is not None:
+        cache = given_cache(options.kv_tokens, deployment, engine, settings)
+    else:
+        cache = engine_cache(deployment, engine, settings, mean) if engine else maths_cache(deployment, settings, mean)
     scheduler = options.scheduler or (OF_ENGINE[engine.id] if engine else "chunked")
     drafted = options.draft.drafted if options.draft else 0
     if options.draft and scheduler == "static":
@@ -260,7 +318,7 @@ def make_server(
     if options.scheduler is None:
         why = f"closest to {engine.name}'s defaults" if engine else "without an engine"
         notes.append(f"scheduler {scheduler}, {why} (--scheduler)")
-    if options.draft and options.draft.draft is not None:
+    if options.draft and options.draft.draft is not None and options.kv_tokens is None:
         notes.append("the draft runs on one GPU of each replica; its weights and cache are not taken off the cache")
     notes.append(f"at most {sequences:,} sequences and {batched:,} tokens in a step")
     admitted = deployment.model.max_context
@@ -270,11 +328,20 @@ def make_server(
     if allocation == "oracle" and options.allocation is None:
         who = engine.name if engine and engine.id in RESERVES else "a static batch"
         notes.append(f"{who} admits a request only if all its tokens fit to its end, and interrupts none (--allocation)")
-    times = step_times(deployment, engine, shortest=int(workload.prompt.min()), longest=longest)
+    times = best_times(deployment, engine, shortest=int(workload.prompt.min()), longest=longest, bound=options.bound)
     draft = options.draft.draft if options.draft else None
     if draft is not None and draft.provenance != times.provenance:
         notes.append(f"step times are {times.provenance}, those of the draft are {draft.provenance}")
     return Server(deployment, cache, policy, times, options, allocation, (*notes, *times.notes))
+
+
+def best_times(
+    deployment: Deployment, engine: Profile | None, *, shortest: int = 0, longest: int | None = None, bound: bool = False
+) -> StepTimes:
+    """``step_times``, or the datasheet's bound where that is asked for."""
+    if bound:
+        return BoundSteps(deployment, shortest=shortest, longest=longest)
+    return step_times(deployment, engine, shortest=shortest, longest=longest)
 
 
 def _allocation(options: Options, scheduler: str, engine: Profile | None) -> str:

@@ -15,6 +15,7 @@ from roofline.engines.profile import load_engine
 from roofline.parallel.mesh import Mesh
 from roofline.planner.ceilings import ceilings
 from roofline.planner.choose import choose, kind
+from roofline.planner.demand import Demand, demand
 from roofline.planner.disaggregate import disaggregated, prompt_seconds, transfer_seconds
 from roofline.planner.fleet import Fleet, compare, forward_per_token
 from roofline.planner.prices import rent
@@ -22,8 +23,9 @@ from roofline.planner.search import Found, Plan, cost, per_token, search, settle
 from roofline.planner.sensitivity import label, sensitivity
 from roofline.planner.setups import Setup, Variant, setups, stored_formats, variants
 from roofline.planner.sizing import Drafting, size
+from roofline.planner.solve import Question
 from roofline.planner.verify import Verdict, simulate
-from roofline.planner.workload import Objective, Workload
+from roofline.serving.metrics import Objective
 from roofline.sharded import ShardedDeployment
 
 GPUS = ("h100-sxm", "l40s")
@@ -41,7 +43,7 @@ def candidates() -> tuple[Setup, ...]:
     )
 
 
-def searched(load: Workload, objective: Objective, most: int = 16) -> Found:
+def searched(load: Demand, objective: Objective, most: int = 16) -> Found:
     return search(candidates(), load, objective, RENTS, most)
 
 
@@ -55,7 +57,7 @@ REFUTED: list[int] = []
 @settings(max_examples=10, deadline=None, derandomize=True, phases=[Phase.generate])
 def test_nothing_is_recommended_that_the_simulator_says_misses(isl, osl, load_is, amount, pick, slack, pace, percentile):
     """Limits lie close to what the closed form says of some deployment, so that the simulator has a say."""
-    load = Workload(isl, osl, rate=amount) if load_is == "rate" else Workload(isl, osl, concurrency=max(1, round(4 * amount)))
+    load = demand(isl, osl, rate=amount) if load_is == "rate" else demand(isl, osl, concurrency=max(1, round(4 * amount)))
     plans = searched(load, Objective(percentile=percentile)).plans
     sized = settled(plans[pick % len(plans)], load, Objective(percentile=percentile)).sized
     objective = Objective(sized.ttft_high_s * slack, sized.tpot_s * pace, percentile)
@@ -65,8 +67,8 @@ def test_nothing_is_recommended_that_the_simulator_says_misses(isl, osl, load_is
     )  # fmt: skip
     for choice in chosen.confirmed:
         again = simulate(choice.plan, load, objective, counted=150)
-        assert again.ttft_high_s <= objective.ttft
-        assert again.tpot_s <= objective.tpot
+        assert again.ttft_high_s <= objective.ttft_s
+        assert again.tpot_s <= objective.tpot_s
         assert again.refused == 0
     for choice in chosen.refuted:
         assert not choice.verdict.met
@@ -81,7 +83,7 @@ def test_the_simulator_had_something_to_refute():
 
 
 def test_a_simulator_that_refutes_everything_leaves_nothing_to_recommend():
-    load, objective = Workload(1000, 200, rate=4.0), Objective(1.0, 0.05)
+    load, objective = demand(1000, 200, rate=4.0), Objective(1.0, 0.05)
     no = Verdict(9.0, 9.0, 9.0, 0.0, 1, 0, 0, 0.0, 0.0, False)
     chosen = choose(searched(load, objective).plans, load, objective, 3, 16, lambda *_: no)
     assert chosen.confirmed == []
@@ -89,7 +91,7 @@ def test_a_simulator_that_refutes_everything_leaves_nothing_to_recommend():
 
 
 def test_a_deployment_that_misses_is_tried_again_with_more_instances():
-    load, objective = Workload(1000, 200, rate=4.0), Objective(1.0, 0.05)
+    load, objective = demand(1000, 200, rate=4.0), Objective(1.0, 0.05)
     plans = [searched(load, objective).plans[0]]
     missed = Verdict(9.0, 9.0, 0.01, 0.0, 1, 0, 0, 0.0, 0.0, False)
 
@@ -103,7 +105,7 @@ def test_a_deployment_that_misses_is_tried_again_with_more_instances():
 
 
 def test_of_equal_rent_the_simpler_deployment_comes_first():
-    load, objective = Workload(1000, 200, rate=4.0), Objective(1.0, 0.05)
+    load, objective = demand(1000, 200, rate=4.0), Objective(1.0, 0.05)
     split = disaggregated(candidates(), load, objective, RENTS, 16)[0][0]
     instances = split.gpus // split.setup.deployment.mesh.ranks
     whole = replace(split, prefill=None, instances=instances)
@@ -117,7 +119,7 @@ def test_of_equal_rent_the_simpler_deployment_comes_first():
 
 
 def test_the_first_is_the_cheapest_of_all_that_meet_the_limits():
-    load, objective = Workload(1000, 200, rate=6.0), Objective(0.5, 0.02)
+    load, objective = demand(1000, 200, rate=6.0), Objective(0.5, 0.02)
     found = searched(load, objective)
     assert found.plans == sorted(found.plans, key=cost)
     cheapest = min(
@@ -130,17 +132,17 @@ def test_the_first_is_the_cheapest_of_all_that_meet_the_limits():
 
 
 def test_the_load_settles_on_what_each_instance_gets():
-    load, objective = Workload(1000, 200, rate=6.0), Objective(1.0, 0.05)
+    load, objective = demand(1000, 200, rate=6.0), Objective(1.0, 0.05)
     plan = searched(load, objective).plans[0]
     calm = settled(plan, load, objective)
     assert calm.rate == pytest.approx(6.0)
     assert calm.sized.sequences <= plan.sized.sequences
-    users = settled(plan, Workload(1000, 200, concurrency=5), objective)
+    users = settled(plan, demand(1000, 200, concurrency=5), objective)
     assert users.sized.sequences == 5
 
 
 def test_batch_work_is_ordered_by_tokens_per_dollar():
-    load = Workload(1000, 200)
+    load = demand(1000, 200)
     found = searched(load, Objective())
     values = [per_token(plan, 200) for plan in found.plans]
     assert values == sorted(values)
@@ -150,13 +152,13 @@ def test_batch_work_is_ordered_by_tokens_per_dollar():
 
 
 def test_where_nothing_meets_the_limits_the_nearest_is_named():
-    found = searched(Workload(2000, 200, rate=1.0), Objective(1e-4, 1e-5))
+    found = searched(demand(2000, 200, rate=1.0), Objective(1e-4, 1e-5))
     assert found.plans == []
     assert found.nearest is not None
 
 
 def test_speculation_competes_with_plain_decoding():
-    load, objective = Workload(500, 200, rate=1.0), Objective(1.0, 0.003)
+    load, objective = demand(500, 200, rate=1.0), Objective(1.0, 0.003)
     draft = load_model("llama-3.2-1b")
     plain = searched(load, objective, 1).plans
     drafts = {"h100-sxm": [None, Drafting(4, 0.9, None, draft)]}
@@ -168,14 +170,14 @@ def test_speculation_competes_with_plain_decoding():
 
 
 def test_disaggregation_waits_for_prefill_sends_the_cache_and_decodes_alone():
-    load, objective = Workload(2000, 200, rate=8.0), Objective(1.0, 0.02)
+    load, objective = demand(2000, 200, rate=8.0), Objective(1.0, 0.02)
     plans, tried = disaggregated(candidates(), load, objective, RENTS, 16)
     assert tried > len(plans) > 0
     for plan in plans:
         assert plan.prefill is not None
         busy = load.rate * prompt_seconds(plan.prefill.setup, load) / plan.prefill.instances
         assert busy <= 0.9
-        assert plan.transfer_s == transfer_seconds(plan.setup, 2000)
+        assert plan.transfer_s == transfer_seconds(plan.setup, 2000, plan.prefill.setup)
         assert plan.sized.ttft_high_s <= 1.0
         assert plan.gpus == plan.prefill.gpus + plan.instances * plan.setup.gpus
     best = min(plans, key=cost)
@@ -187,7 +189,7 @@ def test_disaggregation_waits_for_prefill_sends_the_cache_and_decodes_alone():
 
 
 def test_a_price_at_which_the_choice_flips_is_where_two_deployments_cost_the_same():
-    load, objective = Workload(1000, 200, rate=4.0), Objective(1.0, 0.05)
+    load, objective = demand(1000, 200, rate=4.0), Objective(1.0, 0.05)
     wide = {name: replace(found, low=found.usd / 8, high=found.usd * 8) for name, found in RENTS.items() if found}
     plans = search(candidates(), load, objective, wide, 16).plans
     flips = {one.assumption: one for one in sensitivity(plans, load, objective, wide, 16, {})}
@@ -207,13 +209,13 @@ def test_a_price_at_which_the_choice_flips_is_where_two_deployments_cost_the_sam
 
 def test_what_flips_the_choice_is_asked_of_the_deployment_that_is_recommended():
     """The simulator refutes the kind that the closed form prefers; disaggregated deployments take part."""
-    load, objective = Workload(1000, 200, rate=4.0), Objective(1.0, 0.05)
+    load, objective = demand(1000, 200, rate=4.0), Objective(1.0, 0.05)
     wide = {name: replace(found, low=found.usd / 8, high=found.usd * 8) for name, found in RENTS.items() if found}
     plans = search(candidates(), load, objective, wide, 16).plans
     plans += disaggregated(candidates(), load, objective, wide, 16)[0]
     met = Verdict(0.1, 0.2, 0.01, 4.0, 100, 0, 0, 0.5, 8.0, True)
 
-    def check(plan: Plan, load: Workload, objective: Objective) -> Verdict:
+    def check(plan: Plan, load: Demand, objective: Objective) -> Verdict:
         return replace(met, met=kind(plan) != kind(plans[0]))
 
     chosen = choose(plans, load, objective, 1, 16, check)
@@ -242,7 +244,7 @@ def test_no_stream_s_ceiling_lies_below_that_of_everything_together(name, mesh, 
     model, gpu, load, objective = (
         load_model(name),
         load_accelerator("h100-sxm"),
-        Workload(isl, 50, rate=1.0),
+        demand(isl, 50, rate=1.0),
         Objective(5.0, 0.02),
     )
     one = Setup(
@@ -256,11 +258,11 @@ def test_no_stream_s_ceiling_lies_below_that_of_everything_together(name, mesh, 
     whole = float(one.deployment.prefill(1, isl).timing.memory)
     alone = float(one.deployment.decode(1, isl).timing.memory)
     if engine == "vllm":
-        assert users["memory bandwidth"] > objective.tpot / (alone + whole / load.osl)
+        assert users["memory bandwidth"] > objective.tpot_s / (alone + whole / load.osl)
 
 
 def test_a_fleet_is_tokens_over_what_instances_make():
-    load = Workload(1000, 200)
+    load = demand(1000, 200)
     plan = searched(load, Objective()).plans[0]
     fleet = Fleet(86_400e6, 0.5, plan, 1000.0)
     assert fleet.instances == 2000
@@ -269,7 +271,7 @@ def test_a_fleet_is_tokens_over_what_instances_make():
 
 def test_the_lecture_s_day_of_tokens_against_a_training_run():
     """8.6T tokens a day against 32T trained: under four days for as many tokens; FLOPs are 2 a parameter against 6."""
-    load = Workload(1, 1)
+    load = demand(1, 1)
     found = compare(MODEL, load, 8.6e12, 32e12, 4096)
     assert found.tokens_days == pytest.approx(32 / 8.6)
     assert found.tokens_days < 4
@@ -280,11 +282,11 @@ def test_the_lecture_s_day_of_tokens_against_a_training_run():
 
 def test_sizes_below_one_are_refused_by_name():
     for call, text in (
-        (lambda: Workload(0, 1, rate=1.0), "isl"), (lambda: Workload(1, 1, 1.0, 1), "rate"),
-        (lambda: Workload(1, 1, -1.0), "rate"),
-        (lambda: Objective(-1.0), "ttft"), (lambda: Objective(None, None, 100.0), "percentile"),
-        (lambda: Fleet(0.0, 0.5, searched(Workload(9, 9), Objective()).plans[0], 1.0), "tokens-per-day"),
+        (lambda: demand(0, 1, rate=1.0), "isl"), (lambda: demand(1, 1, 1.0, 1), "rate"),
+        (lambda: demand(1, 1, -1.0), "rate"),
+        (lambda: Objective(-1.0), "ttft"), (lambda: Question("x", demand(1, 1), Objective(None, None, 100.0), []), "percentile"),
+        (lambda: Fleet(0.0, 0.5, searched(demand(9, 9), Objective()).plans[0], 1.0), "tokens-per-day"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=text):
             call()
-    assert size(candidates()[0].times, 4, 4, Workload(10, 10, rate=1.0)) is None
+    assert size(candidates()[0].times, 4, 4, demand(10, 10, rate=1.0)) is None

@@ -13,16 +13,17 @@ from roofline import InputError, load_accelerator, load_model
 from roofline.engines.profile import load_engine
 from roofline.parallel.mesh import Mesh
 from roofline.planner.ceilings import ceilings
+from roofline.planner.demand import demand
 from roofline.planner.prices import parse_prices, rent, watts
 from roofline.planner.search import Plan, Point, frontier, headroom
 from roofline.planner.setups import Setup, comparable, setups, stored_formats, variants
 from roofline.planner.sizing import Drafting, size
 from roofline.planner.verify import simulate
-from roofline.planner.workload import Objective, Workload
 from roofline.serving.closed_form import closed_form
+from roofline.serving.metrics import Objective
 from roofline.serving.steps import StepShape
 
-H100, LOAD = load_accelerator("h100-sxm"), Workload(1000, 200, concurrency=32)
+H100, LOAD = load_accelerator("h100-sxm"), demand(1000, 200, concurrency=32)
 
 
 def setup(name: str = "llama-3.1-8b", mesh: Mesh | None = None, engine: str = "vllm", gpu: Any = H100) -> Setup:
@@ -67,7 +68,7 @@ def test_means_are_those_of_the_closed_form(sequences):
 
 def test_a_steady_state_by_hand():
     """100 sequences, prompts of 100 tokens in one chunk, 100 decode steps: one prompt joins nearly every step."""
-    load = Workload(100, 101, concurrency=100)
+    load = demand(100, 101, concurrency=100)
     found = size(Even(1e-3, 1e-5, 1e-5), 100, 8192, load)
     assert found is not None
     assert found.decode_s == pytest.approx(2e-3)
@@ -79,7 +80,7 @@ def test_a_steady_state_by_hand():
 
 def test_prompts_that_want_more_steps_than_there_are_queue():
     """A budget of 110 tokens and 100 sequences leave 10 tokens a step for prompts of 100."""
-    load = Workload(100, 101, concurrency=100)
+    load = demand(100, 101, concurrency=100)
     found = size(Even(1e-3, 1e-5, 0), 100, 110, load)
     assert found is not None
     assert found.busy == 1
@@ -108,7 +109,7 @@ def test_drafts_that_are_always_right_and_free_divide_the_time_per_token():
 def test_the_simulator_finds_what_the_closed_form_says(sequences, budget, engine):
     """Within a fifth: equal lengths keep waves of requests together, which a mean over even arrivals does not see."""
     found = setup(engine=engine)
-    load = Workload(1000, 200, concurrency=sequences)
+    load = demand(1000, 200, concurrency=sequences)
     sized = size(found.times, sequences, budget, load, stalls=found.stalls)
     assert sized is not None
     verdict = simulate(Plan(found, budget, sequences, 1, sized), load, Objective(), counted=400)
@@ -118,7 +119,7 @@ def test_the_simulator_finds_what_the_closed_form_says(sequences, budget, engine
 
 def test_random_arrivals_wait_as_the_queue_formula_says():
     """A third of all steps carry prompts: percentiles of TTFT within half of the simulator's, means within a quarter."""
-    load = Workload(1000, 200, rate=12.0)
+    load = demand(1000, 200, rate=12.0)
     sized = size(ONE.times, 24, 1024, load)
     assert sized is not None
     verdict = simulate(Plan(ONE, 1024, 64, 1, sized), replace(load, rate=sized.rate), Objective(), counted=1500)
@@ -137,7 +138,7 @@ def test_users_that_a_cache_holds_are_bytes_over_bytes():
 @pytest.mark.parametrize("engine", ["trtllm", "vllm"])
 def test_the_simulator_gives_out_the_cache_as_the_engine_does(engine):
     """TensorRT-LLM admits a request with room for all its tokens (GUARANTEED_NO_EVICT): it interrupts none, and runs fewer."""
-    load = Workload(4000, 4000, concurrency=90)
+    load = demand(4000, 4000, concurrency=90)
     found = replace(setup(engine=engine), longest=load.length)
     held = found.users(8192, 64)
     assert 30 < held < 80
@@ -152,7 +153,7 @@ def test_the_simulator_gives_out_the_cache_as_the_engine_does(engine):
 
 
 def test_ceilings_are_named_and_the_lowest_binds():
-    load, objective = Workload(1000, 200, concurrency=32), Objective(1.0, 0.02)
+    load, objective = demand(1000, 200, concurrency=32), Objective(1.0, 0.02)
     sized = size(ONE.times, 32, 2048, load)
     assert sized is not None
     found = {one.name: one.users for one in ceilings(Plan(ONE, 2048, 32, 1, sized), load, objective)}

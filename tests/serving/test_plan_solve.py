@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from roofline import InputError, load_accelerator
+from roofline.planner.demand import demand
 from roofline.planner.sensitivity import label
 from roofline.planner.solve import Question, confirm, seek, solve
-from roofline.planner.workload import Objective, Workload
+from roofline.serving.metrics import Objective
 
-LOAD, LIMITS = Workload(400, 100, rate=4.0), Objective(ttft=1.0, tpot=0.02)
+LOAD, LIMITS = demand(400, 100, rate=4.0), Objective(ttft_s=1.0, tpot_s=0.02)
 QUESTION = Question(
     "llama-3.2-1b", LOAD, LIMITS, [load_accelerator("h100-sxm")], most=2, kv=["bf16"], bound=True, shown=1, requests=200
 )  # fmt: skip
