@@ -47,7 +47,8 @@ Measured = Annotated[
 Engine = Annotated[
     str,
     typer.Option(
-        "--engine", metavar="NAME", help="Whose expected times to show: vllm, sglang, trtllm, llamacpp; none for bounds alone.",
+        "--engine", metavar="NAME",
+        help="Whose expected times to show beside the bounds: vllm, sglang, trtllm, llamacpp; none for bounds alone.",
         autocompletion=lambda: ["vllm", "sglang", "trtllm", "llamacpp", "none"],
     ),
 ]  # fmt: skip

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 4096
 FORMAT_OPTIONS = {"dtype": "dtype", "kv-dtype": "kv_dtype"}
+BOUNDS = "times are the datasheet's bounds, and a real server is slower (--engine vllm adds what one is expected to take)"
 MOST_CHANGES = 4
 """Combinations of edits whose changes are told in words."""
 
@@ -168,7 +169,7 @@ def _after(points: Sequence[Point], assumes: list[str], fix: list[str]) -> list[
 def _with_expected(question: Question, points: list[Point], engine: str | None, out: Output) -> tuple[list[Point], list[str]]:
     """(points with expected times, what to say of them); a table shows them where an engine was named."""
     if engine is None and out.format in ("table", "md"):
-        return points, []
+        return points, [BOUNDS] if question.convention == "exact" else []
     from dataclasses import replace
 
     from roofline.cli.expected_times import DEFAULT_ENGINE, expected, notes
@@ -208,7 +209,7 @@ def what_if(
         typer.Option(
             "--engine",
             metavar="NAME",
-            help="Shows what a decode step takes under vllm, trtllm, sglang or llamacpp.",
+            help="Adds what a step takes under vllm, trtllm, sglang or llamacpp.  [default: none, datasheet bounds alone]",
             autocompletion=complete_engines,
         ),
     ] = None,
