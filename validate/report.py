@@ -13,16 +13,18 @@ from roofline.validate.fitting import predict
 from roofline.validate.scores import Score, by_band, errors, with_target
 from roofline.validate.silicon.bad import dropped, explanation
 from roofline.validate.silicon.frame import Frame
+from roofline.validate.silicon.source import joined
 from roofline.validate.silicon.suite import beats_bound, bound, chip_of, frames
 
 LONG_KEYS = 1024
 """Keys from which a decode step without a window is long."""
+COMMON = ("device", "framework", "version")
+"""Columns of keys that a whole table shares."""
 
 
-def key_of(frame: Frame, row: int) -> str:
-    """The key of one row, as text."""
-    values = frame.keys.iloc[row]
-    return " ".join(f"{name}={values[name]}" for name in frame.keys.columns if name not in ("device", "framework", "version"))
+def keys_of(frame: Frame, rows: list[int]) -> list[str]:
+    """The keys of some rows, as text."""
+    return joined(frame.rows.iloc[rows], [name for name in frame.keys_of if name not in COMMON], named=True, by=" ")
 
 
 def scores_of(frame: Frame, chip: Chip, expected: Any, split: str, rows: Any, constants: int, note: str = "") -> Iterator[Score]:
@@ -36,21 +38,20 @@ def scores_of(frame: Frame, chip: Chip, expected: Any, split: str, rows: Any, co
     masks = list(by_band(limit))
     if frame.cls == "attention_decode":
         masks.append((f"keys>={LONG_KEYS}, no window", (frame.columns["keys"] >= LONG_KEYS) & (frame.columns["windowed"] == 0)))
-    for band, mask in masks:
+    masks = [(band, mask) for band, mask in masks if (kept & mask).any()]
+    errs = numpy.abs(numpy.log(expected / measured))
+    furthest = [int(numpy.where(kept & mask, errs, -1.0).argmax()) for _, mask in masks]
+    for (band, mask), worst, key in zip(masks, furthest, keys_of(frame, furthest), strict=True):
         here = kept & mask
-        if not here.any():
-            continue
-        index = here.nonzero()[0]
         figures = errors(expected[here], measured[here], limit[here])
         gone = rows & bad & mask
         with_bad = rows & mask
-        worst = index[int(numpy.argmax(numpy.abs(numpy.log(expected[index] / measured[index]))))]
         beaten = faster if band is None else faster & mask
         score = Score(
             frame.gpu, frame.cls, frame.dtype, frame.kernel, split, band, **figures,
             bound_violations=int(beaten.sum()), explained=explanation(frame) if beaten.any() else "", dropped=int(gone.sum()),
             mape_with_dropped=errors(expected[with_bad], measured[with_bad], limit[with_bad])["mape"] if gone.any() else None,
-            constants=constants, worst=f"{measured[worst] / expected[worst]:.2f}x {key_of(frame, int(worst))}",
+            constants=constants, worst=f"{measured[worst] / expected[worst]:.2f}x {key}",
             note="; ".join((*reasons, note) if note else reasons),
         )  # fmt: skip
         yield with_target(score)

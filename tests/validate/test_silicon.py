@@ -144,6 +144,12 @@ def test_calibration_is_reproducible_and_what_the_hardware_file_holds(tmp_path: 
     (tmp_path / "x.toml").write_text('id = "x"\n')
     assert write("x", lambda date: section([first], date), tmp_path)
     assert not write("x", lambda date: section([first], date), tmp_path)
+    before = (tmp_path / "x.toml").read_text()
+    other = replace(first, family="zeta kernel bf16")
+    assert write("x", lambda date: section([other], date), tmp_path, some=True)
+    after = (tmp_path / "x.toml").read_text()
+    assert after == f"{before}\n{section([other], '').partition(chr(10) * 2)[2]}"
+    assert not write("x", lambda date: section([first], date), tmp_path, some=True)
 
 
 def test_report_has_the_keys_of_the_contract_and_meets_what_it_met() -> None:
@@ -173,17 +179,16 @@ def test_h200_is_predicted_from_the_constants_of_the_h100() -> None:
 
 
 def test_balanced_routing_hits_every_expert_once_there_are_enough_choices() -> None:
-    assert routing.rank_load(1, 256, 8, 1, "balanced").hit == 8
-    load = routing.rank_load(1024, 256, 8, 8, "balanced")
-    assert (load.rows, load.hit, load.largest) == (1024, 32, 32)
-    assert load.tiles == (64, 32, 32, 32)
+    assert routing.rank_loads((1, 1024), 256, 8, 1, "balanced")["hit"].tolist() == [8, 256]
+    load = routing.rank_loads((1024,), 256, 8, 8, "balanced")
+    assert [load[name][0] for name in routing.FIGURES] == [1024, 32, 32, 64, 32, 32, 32]
 
 
 def test_drawn_routing_keeps_all_choices_and_gives_the_first_rank_most() -> None:
-    one, all_ranks = routing.rank_load(512, 128, 8, 4, "power_law_1.2"), routing.rank_load(512, 128, 8, 1, "power_law_1.2")
-    assert all_ranks.rows == 512 * 8
-    assert one.rows > 512 * 8 / 4
-    assert routing.rank_load(512, 128, 8, 4, "power_law_1.2") == one
+    one, all_ranks = (routing.rank_loads((64, 512), 128, 8, ranks, "power_law_1.2")["rows"] for ranks in (4, 1))
+    assert all_ranks.tolist() == [64 * 8, 512 * 8]
+    assert (one > all_ranks / 4).all()
+    assert routing.rank_loads((512,), 128, 8, 4, "power_law_1.2")["rows"][0] == one[1]
 
 
 def test_rows_slower_than_twice_their_work_are_found() -> None:

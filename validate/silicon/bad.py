@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
@@ -43,7 +42,7 @@ class Group:
 
         if self.rule == "all":
             return numpy.ones(len(frame), dtype=bool)
-        keys = frame.keys.assign(latency=frame.seconds * 1e3)
+        keys = frame.rows.assign(latency=frame.seconds * 1e3)
         if self.rule == "where":
             return keys.eval(self.where).to_numpy(dtype=bool)
         if self.rule == "monotonic":
@@ -53,46 +52,37 @@ class Group:
         raise InputError(f"bad_rows.toml: rule {self.rule!r} is unknown; use where, monotonic, parts or all")
 
 
-Layer = tuple[Any, ...]
-"""Values of ``WORK`` and the numbers of ranks that share the width and the experts."""
-Rivals = Callable[[Layer], Iterable[tuple[int, Layer]]]
-"""Of a layer: other layers, and how many of each, one after the other, do at least its work."""
+LAYER = [*WORK, "moe_tp_size", "moe_ep_size"]
+"""What is done, and the numbers of ranks that share the width and the experts."""
 
 
-def _slower(keys: Any, factor: float, rivals: Rivals) -> Any:
-    """Rows slower by ``factor`` than some rivals of theirs that were measured."""
+def _slower(keys: Any, factor: float, rivals: Iterable[tuple[int, Any]]) -> Any:
+    """Rows slower by ``factor`` than some rivals of theirs that were measured.
+
+    Rivals are other layers, a frame with one for each row, and how many of them, one after the other, do at least its work.
+    """
     import numpy
 
-    index = [*WORK, "moe_tp_size", "moe_ep_size"]
-    latency = keys.groupby(index)["latency"].mean().to_dict()
-    bad = numpy.zeros(len(keys), dtype=bool)
-    for number, layer in enumerate(zip(*(keys[name].tolist() for name in index), strict=True)):
-        mine = latency[layer]
-        bad[number] = any(other in latency and mine > factor * runs * latency[other] for runs, other in rivals(layer))
-    return bad
+    latency = keys.groupby(LAYER, observed=True)["latency"].mean()
+
+    def measured(layers: Any) -> Any:
+        return layers[LAYER].join(latency, on=LAYER)["latency"].to_numpy()
+
+    mine = measured(keys)
+    return numpy.logical_or.reduce([mine > factor * runs * measured(layers) for runs, layers in rivals])
 
 
 def slower_than_double(keys: Any, factor: float) -> Any:
     """Rows slower by ``factor`` than the same layer with more work: on half the ranks, or with the next number of tokens."""
-    following = dict(itertools.pairwise(sorted(set(keys[WORK[0]].tolist()))))
-
-    def rivals(layer: Layer) -> Iterable[tuple[int, Layer]]:
-        tokens, *same, tp, ep = layer
-        return (
-            (1, (tokens, *same, tp // 2, ep)), (1, (tokens, *same, tp, ep // 2)), (1, (following.get(tokens), *same, tp, ep)),
-        )  # fmt: skip
-
-    return _slower(keys, factor, rivals)
+    tokens = sorted(set(keys[WORK[0]].tolist()))
+    following = dict(zip(tokens, [*tokens[1:], 0], strict=True))
+    halves = (keys.assign(**{ranks: keys[ranks] // 2}) for ranks in LAYER[-2:])
+    return _slower(keys, factor, ((1, layers) for layers in (*halves, keys.assign(num_tokens=keys["num_tokens"].map(following)))))
 
 
 def slower_than_parts(keys: Any, factor: float) -> Any:
     """Rows slower by ``factor`` than the same layer cut into 2, 4 or 8 narrower ones that run one after the other."""
-
-    def rivals(layer: Layer) -> Iterable[tuple[int, Layer]]:
-        *same, tp, ep = layer
-        return ((cut, (*same, cut * tp, ep)) for cut in (2, 4, 8))
-
-    return _slower(keys, factor, rivals)
+    return _slower(keys, factor, ((cut, keys.assign(moe_tp_size=cut * keys["moe_tp_size"])) for cut in (2, 4, 8)))
 
 
 @cache

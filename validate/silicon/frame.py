@@ -21,10 +21,10 @@ class Frame:
     Attributes:
         gpu: accelerator id. cls: class in the report. dtype, kernel: of the family; kernel starts with the framework.
         file: table it comes from.
-        keys: pandas frame of the key columns.
+        rows: pandas frame of the measured rows.
         seconds: measured. cost: entries are float64 arrays, one value per row.
         model: time model. columns: what that looks at; scalars stand for all rows.
-        shape: label of the structure that ``unseen_shape`` holds out whole. llm: of the model it belongs to, "" if none.
+        shape_of: columns of the structure that ``unseen_shape`` holds out whole. llm_of: those of the model it belongs to.
         duplicates: rows of the table that repeated another one exactly.
         family: name of the constants in hardware files; frames of one family share them.
         keys_of: the key columns, sorted.
@@ -35,20 +35,40 @@ class Frame:
     dtype: str
     kernel: str
     file: str
-    keys: Any
+    rows: Any
     seconds: Any
     cost: Cost
     model: Model
     columns: Mapping[str, Any]
-    shape: Any
-    llm: Any
+    shape_of: tuple[str, ...]
+    llm_of: tuple[str, ...]
     duplicates: int
     family: str
     keys_of: tuple[str, ...]
 
     @cached_property
+    def keys(self) -> Any:
+        """The key columns."""
+        return self.rows[list(self.keys_of)]
+
+    @property
+    def shape(self) -> Any:
+        """Label of each row's structure, "" where it has none."""
+        return self._labels(self.shape_of)
+
+    @property
+    def llm(self) -> Any:
+        """Label of the model that each row belongs to, "" where it belongs to none."""
+        return self._labels(self.llm_of)
+
+    def _labels(self, columns: tuple[str, ...]) -> Any:
+        import numpy
+
+        return numpy.array(joined(self.rows, columns)) if columns else numpy.full(len(self), "")
+
+    @cached_property
     def _hashes(self) -> tuple[Any, Any]:
-        found: tuple[Any, Any] = hashes(self.keys, list(self.keys_of))
+        found: tuple[Any, Any] = hashes(self.rows, self.keys_of)
         return found
 
     @property
@@ -72,8 +92,8 @@ class Frame:
 
         columns = {name: chosen(value) for name, value in self.columns.items()}
         part = replace(
-            self, keys=self.keys.iloc[rows.nonzero()[0] if rows.dtype == bool else rows], seconds=self.seconds[rows],
-            cost=self.cost.map(chosen), columns=columns, shape=self.shape[rows], llm=self.llm[rows],
+            self, rows=self.rows.iloc[rows.nonzero()[0] if rows.dtype == bool else rows], seconds=self.seconds[rows],
+            cost=self.cost.map(chosen), columns=columns,
         )  # fmt: skip
         if "_hashes" in vars(self):
             vars(part)["_hashes"] = tuple(value[rows] for value in self._hashes)
@@ -184,13 +204,8 @@ def make(
         shape: columns whose combination ``unseen_shape`` holds out whole. llm: column of the model it belongs to.
         family: whose constants it shares ("{kernel} {dtype}" of its own by default); "=name" is shared by all frameworks.
     """
-    import numpy
-
-    keys = rows[table.keys]
-    labels = numpy.array(joined(rows, shape)) if shape else numpy.full(len(rows), "")
-    llms = numpy.array(joined(rows, [llm])) if llm else numpy.full(len(rows), "")
     return Frame(
-        table.gpu, cls, dtype, f"{table.framework}/{kernel}", table.file, keys, floats(rows["latency"]) * 1e-3, cost, model,
-        {"bytes": cost.bytes, **columns}, labels, llms, table.duplicates,
+        table.gpu, cls, dtype, f"{table.framework}/{kernel}", table.file, rows, floats(rows["latency"]) * 1e-3, cost, model,
+        {"bytes": cost.bytes, **columns}, tuple(shape), (llm,) if llm else (), table.duplicates,
         f"{cls} {family_name(table.framework, family or f'{kernel} {dtype}')}", tuple(table.keys),
     )  # fmt: skip

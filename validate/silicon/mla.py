@@ -59,7 +59,7 @@ def _wide(gpu: str) -> Iterator[Frame]:
                 rows = rows.reset_index(drop=True)
                 meant = rows.assign(step=rows["isl"], isl=1) if decode else rows
                 frame = _module(table, meant, kernel, gemm, kv, decode, "wide")
-                yield replace(frame, keys=rows[table.keys])
+                yield replace(frame, rows=rows)
 
 
 def core_unit(gpu: str, kv: str) -> str:

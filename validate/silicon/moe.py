@@ -16,7 +16,7 @@ from roofline.expected.moe import MOE
 from roofline.formats import Format, format_named
 from roofline.validate.silicon.frame import Frame, Numbers, Scatter, make, structures
 from roofline.validate.silicon.gemm import INPUT_BYTES
-from roofline.validate.silicon.routing import TILES, rank_load
+from roofline.validate.silicon.routing import rank_loads
 from roofline.validate.silicon.source import Table, tables
 
 WEIGHTS = {
@@ -29,7 +29,7 @@ ALL_ROWS = ("fused_moe_triton", "tritonexperts", "marlin")
 The others work on the rank's own rows, and write the sum for every token; TensorRT-LLM's block-scaled kernel does not.
 """
 SHORT = {"bfloat16": "bf16", "float16": "bf16"}
-STRUCTURE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution"]
+ROUTING = ["num_experts", "topk", "moe_ep_size", "distribution", "num_slots"]
 
 
 @dataclass(frozen=True)
@@ -67,26 +67,22 @@ def weight_of(dtype: str) -> tuple[Format, str]:
     return weight, "bf16" if dtype.startswith("w4a16") else weight.unit
 
 
-def experts(
-    hidden: int, inter: int, chosen: int, held: int, has_gate: bool, weight: Format, known: Any
-) -> tuple[GroupedLinear, GroupedLinear]:
-    """The two grouped matmuls of the experts that a rank holds, with the experts hit known."""
-    block = MoE(hidden, inter, held, min(chosen, held), gated=has_gate, weight=weight)
-    first, second = (part for part in block.experts if isinstance(part, GroupedLinear))
-    up, down = (
-        Routed(**{field.name: getattr(part, field.name) for field in fields(part)} | {"k": chosen}, known=known)
-        for part in (first, second)
-    )
-    return up, down
+def experts(hidden: int, inter: int, chosen: int, has_gate: bool, weight: Format, known: Any) -> tuple[GroupedLinear, ...]:
+    """The two grouped matmuls of a rank's experts, with the experts hit known: how many the rank holds does not matter."""
+    block = MoE(hidden, inter, chosen, chosen, gated=has_gate, weight=weight)
+    parts = [part for part in block.experts if isinstance(part, GroupedLinear)]
+    return tuple(Routed(**{field.name: getattr(part, field.name) for field in fields(part)}, known=known) for part in parts)
 
 
 def frames(gpu: str) -> Iterator[Frame]:
     """One frame per framework, kernel, weight format and kind of routing."""
+    import numpy
+
     for table in tables(gpu, "moe", "moe_perf"):
-        rows = table.rows.assign(routing=table.rows["distribution"].where(table.rows["distribution"] == "balanced", "power-law"))
-        for (kernel, dtype, routing), part in rows.groupby(["kernel_source", "moe_dtype", "routing"], sort=True):
+        routings = numpy.where(table.rows["distribution"] == "balanced", "balanced", "power-law")
+        for (kernel, dtype, routing), part in table.rows.groupby(["kernel_source", "moe_dtype", routings], sort=True):
             if dtype in WEIGHTS:
-                yield family(table, part.drop(columns="routing").reset_index(drop=True), kernel, dtype, routing)
+                yield family(table, part.reset_index(drop=True), kernel, dtype, routing)
 
 
 def _on(unit: str, cost: Cost) -> Cost:
@@ -94,34 +90,43 @@ def _on(unit: str, cost: Cost) -> Cost:
     return Cost(flops, dict(cost.read), dict(cost.write), cost.launches)
 
 
+def _loads(rows: Any, numbers: Numbers) -> Scatter:
+    """What each row's rank gets (columns ``FIGURES``): one draw per routing and number of tokens."""
+    import numpy
+
+    scatter = Scatter(len(rows))
+    for (total, chosen, ep, distribution, slots), index in structures(rows, ROUTING):
+        tokens, of_row = numpy.unique(numbers.at(index)["num_tokens"].astype(int), return_inverse=True)
+        for name, values in rank_loads(tuple(tokens.tolist()), total, chosen, ep, distribution, slots).items():
+            scatter.put("columns", name, index, values[of_row])
+    return scatter
+
+
 def family(table: Table, rows: Any, kernel: str, dtype: str, routing: str, setting: str = "") -> Frame:
     """The frame of one kernel, format and kind of routing; ``setting`` tells its constants from those of fused experts."""
     import numpy
 
-    scatter, numbers = Scatter(len(rows)), Numbers(rows)
-    weight, unit = weight_of(dtype)
+    rows = rows.assign(width=(rows["inter_size"] // rows["moe_tp_size"]).clip(lower=1))
     rows = rows if "num_slots" in rows else rows.assign(num_slots=rows["num_experts"])
-    for (hidden, inter, chosen, total, tp, ep, distribution, slots), index in structures(rows, [*STRUCTURE, "num_slots"]):
+    numbers = Numbers(rows)
+    scatter = _loads(rows, numbers)
+    weight, unit = weight_of(dtype)
+    for (hidden, width, chosen), index in structures(rows, ["hidden_size", "width", "topk"]):
         tokens = numbers.at(index)["num_tokens"]
-        loads = [rank_load(int(t), total, chosen, ep, distribution, slots) for t in tokens]
-        routed, hit = (numpy.array([getattr(load, name) for load in loads]) for name in ("rows", "hit"))
-        width = max(inter // tp, 1)
-        up, down = experts(hidden, width, chosen, total // ep, gated(kernel, hidden, chosen), weight, hit)
+        routed, hit = (scatter.columns[name][index] for name in ("rows", "hit"))
+        parts = experts(hidden, width, chosen, gated(kernel, hidden, chosen), weight, hit)
         work: Any = Rows(routed / chosen)
-        costs = [_on(unit, part.cost(work)) for part in (up, down)]
+        costs = [_on(unit, part.cost(work)) for part in parts]
         scatter.add(index, Cost.total((1, cost) for cost in costs))
         activations = sum(cost.activation_bytes for cost in costs)
         if kernel == "moe_torch_flow" or any(name in kernel for name in ALL_ROWS):
             activations = activations * (tokens * chosen / numpy.maximum(routed, 1.0))
         elif not (table.framework == "trtllm" and dtype == "fp8_block"):
             activations = activations + 2.0 * hidden * tokens
-        values: dict[str, Any] = {"hit": hit, "activation_bytes": activations}
-        for name, part, cost in (("up", up, costs[0]), ("down", down, costs[1])):
-            values |= {f"{name}.n": part.outputs, f"{name}.k": part.inputs, f"{name}.weights": cost.read["weights"]}
-        for number, tile in enumerate(TILES):
-            values[f"tiles{tile}"] = numpy.array([load.tiles[number] for load in loads])
-        for name, value in values.items():
-            scatter.put("columns", name, index, value)
+        scatter.put("columns", "activation_bytes", index, activations)
+        for name, part, cost in zip(("up", "down"), parts, costs, strict=True):
+            for what, value in (("n", part.outputs), ("k", part.inputs), ("weights", cost.read["weights"])):
+                scatter.put("columns", f"{name}.{what}", index, value)
     columns = {
         **scatter.columns, "unit": unit, "input_bytes": INPUT_BYTES.get(unit, 2.0), "weight_bytes": float(weight.bits) / 8,
     }  # fmt: skip

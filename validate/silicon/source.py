@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,8 @@ GPUS = {
 PREFERRED = ("0.24.0", "1.3.0rc20", "0.5.14", "2.29.2")
 """Versions of vLLM, TensorRT-LLM, SGLang and NCCL that cover most operators; elsewhere the newest there is."""
 MEASURED = ("latency", "power", "power_watts", "energy")
+MOST_COMBINED = 2048
+"""Combinations of values of neighbouring columns that are spelled out."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +87,25 @@ def find(gpu: str, operator: str, file: str) -> list[tuple[str, str, Path]]:
 
 @cache
 def read(path: Path) -> tuple[Any, int]:
-    """Rows of a file in their order without exact duplicates and without zero latencies, and how many duplicates went."""
-    import pandas
+    """Rows of a file in their order without exact duplicates and without zero latencies, and how many duplicates went.
 
-    rows = pandas.read_parquet(path)
+    Columns of text are categories in the order of their names: they are few texts over many rows.
+    """
+    import pandas
+    from pyarrow import parquet, types
+
+    texts = [
+        field.name for field in parquet.read_schema(path) if types.is_string(field.type) or types.is_large_string(field.type)
+    ]
+    rows = pandas.read_parquet(path, read_dictionary=texts)
+    for name in texts:
+        named = rows[name].cat.rename_categories(rows[name].cat.categories.astype(object))
+        rows[name] = named.cat.reorder_categories(named.cat.categories.sort_values())
     kept = rows.drop_duplicates(ignore_index=True)
+    duplicates = len(rows) - len(kept)
     if "latency" in kept:
         kept = kept[kept["latency"] > 0].reset_index(drop=True)
-    return kept, len(rows) - len(rows.drop_duplicates())
+    return kept, duplicates
 
 
 def tables(gpu: str, operator: str, file: str) -> list[Table]:
@@ -103,20 +117,26 @@ def tables(gpu: str, operator: str, file: str) -> list[Table]:
     return result
 
 
-def joined(rows: Any, columns: list[str], named: bool = False) -> list[str]:
-    """The values of some columns of each row, joined by "|" (with ``named``, each as "column=value")."""
+def joined(rows: Any, columns: Sequence[str], named: bool = False, by: str = "|") -> list[str]:
+    """The values of some columns of each row, joined by a sign (with ``named``, each as "column=value").
+
+    Neighbouring columns of few values are joined once per combination of them.
+    """
     import numpy
     import pandas
 
-    parts: list[list[str]] = []
+    parts: list[tuple[Any, list[str]]] = []
     for column in columns:
         codes, values = pandas.factorize(rows[column])
         texts = [f"{column}={value}" if named else str(value) for value in values]
-        parts.append(numpy.array(texts, dtype=object)[codes].tolist())
-    return list(map("|".join, zip(*parts, strict=True)))
+        if parts and len(parts[-1][1]) * len(texts) <= min(MOST_COMBINED, len(rows)):
+            before, firsts = parts.pop()
+            codes, texts = before * len(texts) + codes, [f"{first}{by}{text}" for first in firsts for text in texts]
+        parts.append((codes, texts))
+    return list(map(by.join, zip(*(numpy.array(texts, dtype=object)[codes].tolist() for codes, texts in parts), strict=True)))
 
 
-def hashes(rows: Any, keys: list[str]) -> Any:
+def hashes(rows: Any, keys: Sequence[str]) -> Any:
     """(order, held_out) of each row: the first eight bytes of its key's sha256 as uint64, the parity of the last."""
     import numpy
 

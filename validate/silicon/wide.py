@@ -21,7 +21,7 @@ def frames(gpu: str) -> Iterator[Frame]:
     """One frame per framework, kernel and kind of routing."""
     for file in FILES:
         for table in tables(gpu, "moe", file):
-            names, rows = table.rows["distribution"], table.rows
+            names, rows = table.rows["distribution"].astype(str), table.rows
             kind = names.where(names.isin(["uniform"]), "power-law").where(~names.str.endswith(BALANCER), "eplb")
             for (kernel, dtype, routing), part in rows.groupby(["kernel_source", "moe_dtype", kind], sort=True):
                 if dtype in moe.WEIGHTS:
