@@ -130,27 +130,45 @@ def section(found: Sequence[Fitted], date: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def replaced(text: str, fresh: str) -> str:
+    """The ``[calibration]`` part ``text`` with the header and the classes of ``fresh``, and its own other classes."""
+    parts: list[dict[str, str]] = [{}, {}]
+    for part, whole in zip(parts, (text, fresh), strict=True):
+        for block in whole.rstrip("\n").split("\n\n"):
+            part[block.partition("\n")[0]] = block
+    both = parts[0] | parts[1]
+    header = both.pop("[calibration]")
+    return "\n\n".join([header, *(both[name] for name in sorted(both))]) + "\n"
+
+
 def borrowed(gpu: str, base: str, scale: float | None, date: str) -> str:
     """The ``[calibration]`` part of a device that takes another's constants."""
     lines = ["[calibration]", f'package = "{PACKAGE} {package_version()}"', f'date = "{date}"', f'base = "{base}"']
     return "\n".join([*lines, *([f"scale = {scale:.3g}"] if scale is not None else [])]) + "\n"
 
 
-def write(gpu: str, text_for: Any, folder: Path = HARDWARE) -> bool:
+def write(gpu: str, text_for: Any, folder: Path = HARDWARE, some: bool = False) -> bool:
     """Replaces the ``[calibration]`` part of a hardware file (its end) by ``text_for(date)``; whether it changed.
 
-    The date stays where nothing else changes. Raises InputError where there is no such file.
+    With ``some``, classes that the text does not have stay. The date stays where nothing else changes. Raises InputError
+    where there is no such file.
     """
     path = folder / f"{gpu}.toml"
     if not path.is_file():
         raise InputError(f"gpu: {gpu} has no file in {folder.name}/ to write constants to")
     before = path.read_text(encoding="utf-8")
     head, mark, old = before.partition("\n[calibration]\n")
+    old = f"[calibration]\n{old}"
+
+    def text(date: str) -> str:
+        fresh: str = text_for(date)
+        return replaced(old, fresh) if some and mark else fresh
+
     if mark:
         dates = [line.partition('"')[2].rstrip('"') for line in old.splitlines() if line.startswith("date = ")]
-        if dates and f"[calibration]\n{old}" == text_for(dates[0]):
+        if dates and old == text(dates[0]):
             return False
-    path.write_text(f"{head}\n{text_for(datetime.date.today().isoformat())}", encoding="utf-8")
+    path.write_text(f"{head}\n{text(datetime.date.today().isoformat())}", encoding="utf-8")
     forget()
     families.cache_clear()
     return True

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roofline.validate.scores import Score
+from roofline.validate.silicon.suite import CLASSES
 
 RECORDS = Path(__file__).with_name("records")
 FIELDS = (
@@ -65,10 +66,14 @@ def recorded_gpus(folder: Path = RECORDS) -> list[str]:
 
 
 def merge(path: Path, scores: Iterable[Score]) -> None:
-    """Replaces in a record the splits that are among the scores; the others stay."""
+    """Replaces in a record the classes and splits that are among the scores; the others stay. Harder splits come last."""
     fresh = list(scores)
-    splits = {score.split for score in fresh}
-    kept = [row for row in read(path.stem, path.parent) if row["split"] not in splits]
+    again = {(score.cls, score.split) for score in fresh}
+    kept = [row for row in read(path.stem, path.parent) if (row["class"], row["split"]) not in again]
     write(path, fresh)
-    with path.open("a", encoding="utf-8", newline="") as file:
-        csv.DictWriter(file, FIELDS, lineterminator="\n").writerows(kept)
+    rows = [*read(path.stem, path.parent), *kept]
+    rows.sort(key=lambda row: (row["split"] not in ("random", "other_gpu"), list(CLASSES).index(row["class"])))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

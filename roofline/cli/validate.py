@@ -172,7 +172,9 @@ def _kernels(names: str, out: Output) -> int:
     return FINDING if failures else OK
 
 
-def _calibrate(gpu: str, base: str | None, scale: bool, splits: bool, folder: Path | None, out: Output) -> int:
+def _calibrate(
+    gpu: str, classes: list[str] | None, base: str | None, scale: bool, splits: bool, folder: Path | None, out: Output
+) -> int:
     from roofline.accelerator import HARDWARE, load_accelerator
     from roofline.validate.calibrate import borrowed, calibrate, fit_scale, section, write
 
@@ -182,8 +184,8 @@ def _calibrate(gpu: str, base: str | None, scale: bool, splits: bool, folder: Pa
         changed = write(name, lambda date: borrowed(name, load_accelerator(base).id, factor, date), target)
         out.note(f"{name}: constants of {base}" + (f", rates divided by {factor}" if factor else ""))
     else:
-        found = calibrate(name, watch=lambda families: out.watch(families, f"fitting {name}"))
-        changed = write(name, lambda date: section(found, date), target)
+        found = calibrate(name, classes, watch=lambda families: out.watch(families, f"fitting {name}"))
+        changed = write(name, lambda date: section(found, date), target, some=classes is not None)
         out.records(
             ({"family": f.family, "model": f.model.name, "rows": f.fitted, "held_out": f.held_out, "mape": f.mape, **f.constants}
              for f in found),
@@ -193,7 +195,7 @@ def _calibrate(gpu: str, base: str | None, scale: bool, splits: bool, folder: Pa
     out.note("", f"{target.name}/{name}.toml {'written' if changed else 'is as it was'}")
     if splits or base is not None or folder is None:
         with out.bar(f"scoring {name}") as step:
-            _record(name, splits, step)
+            _record(name, classes, splits, step)
     return OK
 
 
@@ -216,16 +218,16 @@ def _calibrate_serving(folder: Path | None, out: Output) -> int:
     return OK
 
 
-def _record(gpu: str, splits: bool, step: Callable[[], None]) -> None:
-    """Writes the committed record of an accelerator; the harder splits are refitted, or kept as they were."""
+def _record(gpu: str, classes: list[str] | None, splits: bool, step: Callable[[], None]) -> None:
+    """Writes the committed record of an accelerator; other classes, and harder splits without a refit, stay as they were."""
     from roofline.validate.record import RECORDS, merge
     from roofline.validate.report import score_silicon
 
-    fresh = list(score_silicon(gpu))
+    fresh = list(score_silicon(gpu, classes))
     if splits:
         from roofline.validate.splits import refits
 
-        for score in refits(gpu):
+        for score in refits(gpu, classes):
             fresh.append(score)
             step()
     merge(RECORDS / f"{gpu}.csv", fresh)
@@ -358,7 +360,9 @@ def validate(
     if what == "calibrate" and serving:
         return _calibrate_serving(None if folder is None else Path(folder), out)
     if what == "calibrate":
-        return _calibrate(gpu, base, scale, splits, None if folder is None else Path(folder), out)
+        return _calibrate(
+            gpu, _classes([cls] if cls else []), base, scale, splits, None if folder is None else Path(folder), out
+        )  # fmt: skip
     if what == "gate":
         return _gate(update, out)
     return _host(out) if what == "host" else _own(file, gpu, out)
