@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from roofline.inference import Deployment
     from roofline.model import Model
 
+BESIDE_TIMES = "in bounds: launch overheads, host time, latency of collectives"
+BESIDE_MEMORY = "what an engine reserves for itself, and how its pages round"
 SIZE = re.compile(r"(\d+(?:\.\d+)?)x(\d+(?:\.\d+)?)")
 
 Models = Annotated[
@@ -185,23 +187,36 @@ def source_length(models: Iterable[Model], given: str | None) -> int:
     return lengths.pop() if lengths else 0
 
 
-def notes(cases: Mapping[str, Model | Deployment], engine: str = "") -> list[str]:
+def notes(cases: Mapping[str, Model | Deployment], engine: str = "", batches: Collection[int] = ()) -> list[str]:
     """What was assumed about the models, what expected times rest on, and what the bounds leave out.
 
-    ``engine`` is whose expected times a figure shows; "" for a figure without times.
+    ``engine`` is whose expected times a figure shows, "" for a figure without times; ``batches`` are those it shows.
     """
-    from roofline.cli.verdict import merged, model_notes
+    from roofline.cli.verdict import memory_of, merged, model_notes
+    from roofline.expected.serving import left_range
     from roofline.model import Model
     from roofline.plots.expected import expected_of
 
     models = {label: case if isinstance(case, Model) else case.model for label, case in cases.items()}
     lines = [f"assumes: {line}" for line in merged([(label, model_notes(model)) for label, model in models.items()])]
-    if engine:
-        known = [(label, expected_of(case, engine)) for label, case in cases.items() if not isinstance(case, Model)]
-        lines += [f"expected: {line}" for line in merged([(label, e.steps.notes if e.steps else ()) for label, e in known])]
+    placed = {label: case for label, case in cases.items() if not isinstance(case, Model)}
+    if not engine:
+        lines += dict.fromkeys(f"assumes: {case.accelerator.id}: {memory_of(case.accelerator)}" for case in placed.values())
+    else:
+        known = [(label, expected_of(case, engine)) for label, case in placed.items()]
+        told = [
+            (label, dict.fromkeys([*e.steps.notes, *left_range(e.steps, _of_a_replica(placed[label], batches))]))
+            for label, e in known if e.steps
+        ]  # fmt: skip
+        lines += [f"expected: {line}" for line in merged([*told, *((label, ()) for label, e in known if not e.steps)])]
     outside = list(dict.fromkeys(item for model in models.values() for item in model.not_modelled))
-    outside += ["in bounds: launch overheads, host time, latency of collectives"] if engine else []
-    return [*lines, f"not modelled: {', '.join(outside)}"] if outside else lines
+    return [*lines, f"not modelled: {', '.join([*outside, BESIDE_TIMES if engine else BESIDE_MEMORY])}"]
+
+
+def _of_a_replica(case: Deployment, batches: Collection[int]) -> list[int]:
+    """What one data-parallel replica has of batches."""
+    groups = getattr(getattr(case, "mesh", None), "dp", 1)
+    return [-(-batch // groups) for batch in batches]
 
 
 def measured(path: str | None, labels: Sequence[str]) -> dict[str, list[tuple[int, float]]]:

@@ -71,8 +71,12 @@ class Expected:
         """What a legend calls the times; "" where none were asked for."""
         if self.steps is None:
             return f"expected: {self.reason}" if self.reason else ""
+        from roofline.expected.serving import batches, span
+
+        if not self.steps.calibrated_range:
+            return f"expected, {self.engine} (beyond what it was fitted to)"
         mean = "" if self.steps.error is None else f", mean error {100 * self.steps.error:.0f} %"
-        return f"expected, {self.engine}{mean}" + ("" if self.steps.calibrated_range else " (beyond what it was fitted to)")
+        return f"expected, {self.engine}{mean} at batch {span(batches(self.engine))}"
 
 
 def expected_of(deployment: Deployment, engine: str = ENGINE) -> Expected:

@@ -1,0 +1,38 @@
+"""What answers say of themselves: which times they show, what they rest on, what they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Cli = Callable[..., Any]
+
+
+def test_figures_say_which_batches_lie_beyond_those_measured(cli: Cli, tmp_path: Path) -> None:
+    for figure in ("latency", "throughput", "pareto"):
+        question = ("plot", figure, "llama-2-13b", "-g", "h100-sxm", "-c", 512, "--out", tmp_path / "figure.svg")
+        far = cli(*question, "-b", "1,8,256").out
+        assert "expected: batches 1 and 256 are outside the calibrated range of vllm (4 to 128 at once)" in far
+        assert "are outside the calibrated range" not in cli(*question, "-b", "8,16").out
+    svg = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert "mean error 5 % at batch 4 to 128" in svg
+
+
+def test_figures_of_memory_say_what_they_rest_on_and_leave_out(cli: Cli, tmp_path: Path) -> None:
+    for figure in ("memory", "kv"):
+        said = cli("plot", figure, "llama-3.1-8b", "-g", "h100-sxm", "--out", tmp_path / "figure.svg").out
+        assert said.splitlines()[-1] == "not modelled: what an engine reserves for itself, and how its pages round"
+    assert (
+        "assumes: h100-sxm: memory 79.18 GiB (visible)"
+        in cli("plot", "memory", "llama-3.1-8b", "-g", "h100-sxm", "--out", tmp_path / "figure.svg").out
+    )
+
+
+def test_bounds_are_called_bounds_where_no_engine_is_named(cli: Cli) -> None:
+    question = ("what-if", "llama-3.1-8b", "-g", "h100-sxm")
+    told = "assumes: times are the datasheet's bounds, and a real server is slower (--engine vllm"
+    assert told in cli(*question).out
+    assert told not in cli(*question, "--engine", "vllm").out
+    for command in ("what-if", "simulate"):
+        assert "[default: none, datasheet bounds" in " ".join(cli(command, "--help").out.split())
