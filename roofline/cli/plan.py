@@ -76,6 +76,14 @@ def _gpus(texts: list[str] | None) -> list[Any]:
     return [gpu for gpu in map(load_accelerator, accelerator_ids()) if gpu.kind == "gpu" and gpu.prices]
 
 
+def _names(texts: list[str] | None) -> dict[str, str]:
+    """What the user calls each GPU, by its id."""
+    from roofline.accelerator import load_accelerator
+    from roofline.cli import sweeps
+
+    return {load_accelerator(name).id: name for name in sweeps.names(texts, "gpus")} if texts else {}
+
+
 @bundled(out=OUTPUT)
 def plan(
     model: Model,
@@ -172,6 +180,6 @@ def plan(
         draft, float(sweeps.fractions([alpha], "alpha")[0]) if alpha else None,
         sweeps.whole_numbers(gamma, "gamma") if gamma else GAMMAS, price, disaggregation, bound,
         _one(sweeps.whole_numbers([show], "show"), "show"),
-        _one(sweeps.whole_numbers([requests], "requests"), "requests") if requests else COUNTED,
+        _one(sweeps.whole_numbers([requests], "requests"), "requests") if requests else COUNTED, _names(gpus),
     )  # fmt: skip
     return plan_answer.answer(question, explain, emit is not None, out)

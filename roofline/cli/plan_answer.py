@@ -16,14 +16,14 @@ from roofline.planner.prices import price_words, watts
 from roofline.planner.search import Plan, Point, frontier, left_ranges
 from roofline.planner.sensitivity import Flip, label, sensitivity
 from roofline.planner.solve import Answer, Question, confirm, seek
-from roofline.planner.verify import verdict_record
+from roofline.planner.verify import Replay, verdict_record
 from roofline.serving.metrics import Objective
 
 LENGTHS = "every request has the same lengths; arrivals are random (Poisson), requests to equal instances are too"
 CLOSED = "every request has the same lengths; each user sends the next request when the last is answered, after the first wave"
 BATCH = "every request has the same lengths; each instance runs as many sequences as chosen, all the time"
 POWER = "power is the thermal design power of the GPUs, without servers, network and cooling"
-NOT_MODELLED = "prefix caches, failures, cold starts, autoscaling, quality of quantised weights and caches"
+NOT_MODELLED = "failures, cold starts, autoscaling, quality of quantised weights and caches"
 
 Record = dict[str, Any]
 
@@ -111,13 +111,29 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
         "searched": answer.found.tried,
         "pareto": [_point(point) for point in details.points] if rank == 1 else None,
         "sensitivity": [flip.to_dict() for flip in details.flips] if rank == 1 else None,
-        "launch": launch_records(details.launch) if rank == 1 else None,
+        "launch": launch_records(_launch(answer, plan)),
+        "replay": replay(answer, plan),
         "provenance": plan.step_times,
         "outside_calibrated_range": plan.outside,
         "notes": list(plan.setup.notes),
         "assumes": assumes(answer),
         "not_modelled": NOT_MODELLED.split(", "),
     }
+
+
+def _launch(answer: Answer, plan: Plan) -> list[Launch]:
+    """What starts a deployment."""
+    return launches(plan, answer.launch_model, answer.question.load.longest, answer.stored, answer.launch_draft)
+
+
+def replay(answer: Answer, plan: Plan) -> str:
+    """The ``roofline simulate`` command that says what the simulator said of a deployment."""
+    import shlex
+
+    question = answer.question
+    found = Replay(plan, question.load, question.objective, question.requests)
+    gpu = question.names.get(plan.setup.accelerator.id)
+    return shlex.join(found.words(question.model, answer.stored, gpu, question.draft))
 
 
 def _simulated(choice: Choice, load: Demand) -> Record | None:
@@ -141,7 +157,6 @@ class Details:
 
     points: Sequence[Point]
     flips: Sequence[Flip]
-    launch: list[Launch]
 
 
 def assumes(answer: Answer) -> list[str]:
@@ -281,9 +296,7 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
     """Prints the answer; 1 where nothing meets the objective."""
     solved = _solve(question, out)
     confirmed = solved.chosen.confirmed
-    launch: list[Launch] = []
-    if confirmed:
-        launch = launches(confirmed[0].plan, solved.launch_model, question.load.length, solved.stored, solved.launch_draft)
+    launch = _launch(solved, confirmed[0].plan) if confirmed else []
     if emit:
         if not confirmed:
             out.note(*_verdict(solved, out))
@@ -300,7 +313,7 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
         flips = sensitivity(
             solved.found.plans, question.load, question.objective, solved.rents, question.most, solved.drafts, solved.chosen
         )  # fmt: skip
-    details = Details(frontier(solved.found.points) if wanted else [], flips, launch)
+    details = Details(frontier(solved.found.points) if wanted else [], flips)
     out.note(*_verdict(solved, out), "")
     found = [_record(solved, rank, choice, details) for rank, choice in enumerate(confirmed, 1)]
     if confirmed or out.format != "table":
@@ -309,6 +322,8 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
         _explanation(solved, details, out)
     if confirmed and not out.silent:
         out.note("", out.paint("launch", "bold"), script(launch))
+        out.note("", out.paint("replay what was simulated", "bold"))
+        out.note(*(line for one in confirmed for line in (f"# {label(one.plan)}", replay(solved, one.plan))))
     plans = [choice.plan for choice in confirmed]
     notes = dict.fromkeys([*(note for plan in plans for note in plan.setup.notes), *(left_ranges(plans) if plans else ())])
     lines = [*notes, *_travel(confirmed, question.load), *assumes(solved)]

@@ -12,6 +12,7 @@ from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
 from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
 from roofline.cli.options import Fraction, Gpu, Model, accelerators, complete_engines, complete_models
 from roofline.cli.output import OUTPUT, Output
+from roofline.cli.prefill_options import PREFILL_OPTIONS, Prefill
 from roofline.cli.traffic_options import TRAFFIC_OPTIONS, Load, Traffic, number, seconds, whole
 from roofline.errors import InputError
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from roofline.inference import Deployment
     from roofline.parallel.mesh import Mesh
     from roofline.serving.metrics import Objective, Result
-    from roofline.serving.server import Options, Server
+    from roofline.serving.server import Front, Options, Server
 
 MOST_RUNS = 10_000
 OWN_DRAFTS = ("mtp", "eagle")
@@ -50,20 +51,30 @@ class Job:
     traffic: Traffic
     load: Load
     objective: Objective
+    prefill: Prefill | None
     optional: bool = False
 
-    def deployment(self) -> Deployment:
-        """What serves."""
+    def deployment(self, mesh: Mesh | None) -> Deployment:
+        """What serves, on a mesh."""
         from fractions import Fraction as Share
 
         share = Share(1) if self.engine or self.fraction is None else self.fraction
-        if self.mesh is None:
+        if mesh is None:
             from roofline.inference import Deployment
 
             return Deployment(self.variant.model, self.accelerator, memory_fraction=share)
         from roofline.sharded import ShardedDeployment
 
-        return ShardedDeployment(self.variant.model, self.accelerator, memory_fraction=share, mesh=self.mesh)
+        return ShardedDeployment(self.variant.model, self.accelerator, memory_fraction=share, mesh=mesh)
+
+    def _front(self) -> Front | None:
+        """What replicas that only prefill run on, where it was said."""
+        if self.prefill is None:
+            return None
+        from roofline.serving.server import Front
+
+        other = self.prefill
+        return Front(self.deployment(other.mesh or self.mesh), other.settings(self.settings), other.kv_tokens)
 
     def server(self) -> tuple[Server, Any]:
         """(server, workload) of this simulation."""
@@ -72,14 +83,17 @@ class Job:
         longest = self.settings.max_model_len or self.variant.model.max_context
         workload = self.traffic.workload(self.load, longest)
         options = replace(self.options, draft=self._speculation())
-        return make_server(self.deployment(), workload, engine=self.engine, settings=self.settings, options=options), workload
+        server = make_server(
+            self.deployment(self.mesh), workload, engine=self.engine, settings=self.settings, options=options, front=self._front()
+        )
+        return server, workload
 
     def _speculation(self) -> Any:
         if self.draft is None:
             return None
         from roofline.inference import Deployment
         from roofline.serving.replica import Speculation
-        from roofline.serving.steps import step_times
+        from roofline.serving.server import best_times
         from roofline.speculative.rounds import check_vocabulary
 
         drafted, alpha, cost, model = self.draft
@@ -91,7 +105,9 @@ class Job:
 
             model = (multi_token_module if model == "mtp" else eagle_step)(self.variant.model)
         check_vocabulary(self.variant.model, model)
-        return Speculation(drafted, alpha, step_times(Deployment(model, self.accelerator), self.engine))
+        longest = self.settings.max_model_len
+        times = best_times(Deployment(model, self.accelerator), self.engine, longest=longest, bound=self.options.bound)
+        return Speculation(drafted, alpha, times)
 
 
 def run(job: Job) -> Record | None:
@@ -108,7 +124,9 @@ def run(job: Job) -> Record | None:
 def _result(job: Job, server: Server, workload: Any) -> Result:
     from roofline.serving.metrics import Result
 
-    return Result(server.serve(workload), job.objective, server.gpus, server.times.provenance)
+    traffic = job.traffic
+    served = server.serve(workload)
+    return Result(served, job.objective, server.gpus, server.times.provenance, traffic.warm_up, traffic.cool_down)
 
 
 def _record(job: Job, server: Server, result: Result) -> Record:
@@ -134,6 +152,7 @@ def _record(job: Job, server: Server, result: Result) -> Record:
         "mesh": job.mesh.flags if job.mesh else "",
         "replicas": job.options.replicas,
         "prefill_replicas": job.options.prefill_replicas,
+        "prefill_mesh": job.prefill.mesh.flags if job.prefill and job.prefill.mesh else None,
         "engine": job.engine.id if job.engine else None,
         "engine_since": job.engine.since if job.engine else None,
         "scheduler": policy.scheduler,
@@ -227,7 +246,7 @@ def _settings(fraction: list[str] | None, given: dict[str, str | None]) -> Any:
 Text = str | None
 
 
-@bundled(traffic=TRAFFIC_OPTIONS, edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, out=OUTPUT)
+@bundled(traffic=TRAFFIC_OPTIONS, edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, prefill=PREFILL_OPTIONS, out=OUTPUT)
 def simulate(
     model: Model,
     gpu: Gpu = None,
@@ -276,6 +295,10 @@ def simulate(
             autocompletion=complete_models,
         ),
     ] = None,
+    kv_tokens: Annotated[
+        Text, typer.Option("--kv-tokens", metavar="N", help="Tokens of each replica's cache.  [default: what memory leaves]")
+    ] = None,
+    bound: Annotated[bool, typer.Option("--bound", help="Step times are the datasheet's bound, whatever is calibrated.")] = False,
     replicas: Annotated[Text, typer.Option("--replicas", metavar="N", help="Copies of the deployment side by side.")] = None,
     disaggregate: Annotated[
         Text, typer.Option("--disaggregate", metavar="P:D", help="P copies prefill, D decode; caches travel over --link.")
@@ -305,6 +328,7 @@ def simulate(
     traffic: Traffic,
     edits: Chosen,
     meshes: Meshes,
+    prefill: Prefill,
     out: Output,
 ) -> int:
     """A server under a load, request by request and step by step: TTFT, TPOT, ITL, throughput, goodput, cache.
@@ -336,6 +360,7 @@ def simulate(
     options = Options(
         scheduler, preemption, allocation, prefix_cache, several, only_prefill, _link(link, bool(only_prefill)), None,
         seconds(step_overhead, "step-overhead", zero=True) if step_overhead else 0.0, perfetto is not None, traffic.seed,
+        bound, whole(kv_tokens, "kv-tokens") if kv_tokens else None,
     )  # fmt: skip
     settings = _settings(
         memory_fraction,
@@ -361,7 +386,7 @@ def simulate(
     work = [
         Job(
             variant, accelerator, mesh, profile, settings, settings.memory_fraction, options, drafting, traffic, load, objective,
-            variant not in asked,
+            prefill.check(bool(only_prefill)), variant not in asked,
         )
         for variant in compared
         for accelerator in chips

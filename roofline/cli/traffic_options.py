@@ -66,6 +66,7 @@ class Traffic:
     """A workload before it is drawn; it is drawn from the seed where it is served.
 
     Attributes:
+        warm_up, cool_down: requests that come first and last, served and not counted.
         loads: one for each simulation. trace: path of a file, None for a drawn workload. others: see ``synthetic``.
     """
 
@@ -81,6 +82,8 @@ class Traffic:
     think_s: float
     classes: int
     speed: float
+    warm_up: int
+    cool_down: int
     assumes: tuple[str, ...]
 
     def workload(self, load: Load, longest: int | None) -> Workload:
@@ -161,6 +164,12 @@ def _traffic(**given: Any) -> Traffic:
     if loads[0].rate is not None and trace is None:
         kind = {0.0: "evenly spaced", 1.0: "a Poisson process"}.get(burst, f"gamma distributed gaps, variation {burst:g}")
         assumes.append(f"arrivals are {kind}")
+    if "warm_up" in texts or "cool_down" in texts:
+        ends = [f"the {which} {texts[name]}" for name, which in (("warm_up", "first"), ("cool_down", "last")) if name in texts]
+        assumes.append(
+            f"{' and '.join(ends)} requests are served and not counted; rates are of what ended between the first and the last "
+            "arrival of the others, gaps between tokens, utilisation and cache of the whole run"
+        )
     return Traffic(
         tuple(loads), trace, prompt, output,
         whole(texts["requests"], "requests", most=20_000_000) if "requests" in texts else None,
@@ -168,7 +177,9 @@ def _traffic(**given: Any) -> Traffic:
         whole(texts["prefix_len"], "prefix-len", 0) if "prefix_len" in texts else 0, turns,
         seconds(texts["think"], "think", zero=True) if "think" in texts else 0.0,
         whole(texts["priorities"], "priorities", most=1000) if "priorities" in texts else 1,
-        number(texts["speed"], "speed", 1e-6, 1e6) if "speed" in texts else 1.0, tuple(assumes),
+        number(texts["speed"], "speed", 1e-6, 1e6) if "speed" in texts else 1.0,
+        whole(texts["warm_up"], "warm-up", 0) if "warm_up" in texts else 0,
+        whole(texts["cool_down"], "cool-down", 0) if "cool_down" in texts else 0, tuple(assumes),
     )  # fmt: skip
 
 
@@ -189,6 +200,8 @@ TRAFFIC_OPTIONS = Bundle(
         "osl": _one("--osl --output-len", "LENGTH", "Output tokens, in the same way."),
         "range_ratio": _one("--range-ratio", "R", "Lengths uniform from R times --isl and --osl up to them."),
         "requests": _one("--requests", "N", "Requests, all turns counted.  [default: 1000, or 10 per user; all of a trace]"),
+        "warm_up": _one("--warm-up", "N", "Requests that come first, which are served and not counted.  [default: 0]"),
+        "cool_down": _one("--cool-down", "N", "Requests that come last, in the same way.  [default: 0]"),
         "seed": _one("--seed", "N", "Of everything that is drawn.  [default: 0]"),
         "burst": _one("--burst", "CV", "Variation of the gaps between arrivals: 0 even, 1 Poisson, more in bursts."),
         "prefix_len": _one("--prefix-len", "N", "Tokens that all prompts begin with, beside --isl."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roofline.accelerator import Accelerator
@@ -36,6 +36,7 @@ class Question:
         prices: USD per GPU and hour as ``--price`` takes them; None for those of the files.
         disaggregation: whether instances may only prefill or only decode. bound: step times are the datasheet's bound.
         shown: deployments to confirm. requests: that the simulator counts for each.
+        names: what the user calls a GPU, by its id.
     """
 
     model: str
@@ -55,6 +56,7 @@ class Question:
     bound: bool = False
     shown: int = SHOWN
     requests: int = COUNTED
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 50 <= self.objective.percentile < 100:

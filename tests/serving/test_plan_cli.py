@@ -37,8 +37,7 @@ def test_the_answer_as_data(cli):
     assert {one["assumption"] for one in first["sensitivity"]} >= {"prompt length", "load", "memory bandwidth achieved"}
     assert first["provenance"] == "datasheet"
     assert any("datasheet's bound" in note for note in first["notes"])
-    assert load_server("vllm").check(first["launch"][0]["argv"])
-    assert records[-1]["launch"] is None
+    assert first["replay"].startswith("roofline simulate llama-3.2-1b --gpu l40s ")
 
 
 def test_the_answer_in_words(cli):
@@ -47,11 +46,27 @@ def test_the_answer_in_words(cli):
     for text in (
         "cheapest: ", "ceilings in users: ", "what flips the choice", "the trade between", "vllm serve meta-llama/Llama-3.2-1B",
         "without a price, and so behind all others: l40s", "price of l40s: no dated price is known; give --price l40s=USD",
-        "assumes: price of h100-sxm: 2.95 USD", "not modelled: prefix caches",
+        "assumes: price of h100-sxm: 2.95 USD", "not modelled: failures, cold starts", "replay what was simulated",
+        "roofline simulate llama-3.2-1b --gpu ",
     ):  # fmt: skip
         assert text in answer.out
     quiet = cli(*ONE, "-q", "-o", "csv")
     assert quiet.out.splitlines()[0].startswith("schema,model,")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llamacpp"])
+def test_every_plan_that_is_listed_has_its_launch_command(cli, engine):
+    sizes = ("--isl", 3000, "--osl", 200, "--rate", 12, "--tpot", "12ms", "--ttft", "2s", "--requests", 100, "--show", 4)
+    records = cli("plan", "llama-3.1-8b", *sizes, "--gpus", "h100-sxm", "--bound", "--max-gpus", 4, "--engine", engine,
+                  "-o", "json").records  # fmt: skip
+    assert len(records) > 1
+    assert len({record["launch"][0]["command"] for record in records}) > 1
+    for record in records:
+        servers = [one for one in record["launch"] if one["role"] != "router"]
+        assert [one["role"] for one in servers] == (["prefill", "decode"] if record["prefill"] else ["instance"])
+        assert servers[-1]["instances"] == record["instances"]
+        for one in servers:
+            assert load_server(engine).check(one["argv"])
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llamacpp"])

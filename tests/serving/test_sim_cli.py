@@ -159,6 +159,58 @@ def test_the_timeline_has_a_row_for_each_request(cli: Callable[..., Any], tmp_pa
     assert numpy.mean(ttft) == pytest.approx(record["ttft_mean_s"], rel=1e-9)
 
 
+def test_replicas_that_only_prefill_have_a_mesh_of_their_own(cli: Callable[..., Any]) -> None:
+    apart = (*DRAWN, "--disaggregate", "1:2", "--link", "1GB/s", "-o", "json")
+    (alike,) = cli(*apart).records
+    (wide,) = cli(*apart, "--prefill-tp", "4").records
+    assert (alike["gpus"], wide["gpus"]) == (3, 4 + 2)
+    assert (alike["prefill_mesh"], wide["prefill_mesh"]) == (None, "--tp 4")
+    assert wide["transfer_s"] == alike["transfer_s"], "the side with fewer GPUs sets the pace of a cache"
+    (both,) = cli(*apart, "--prefill-tp", "4", "--tp", "2").records
+    assert both["gpus"] == 4 + 2 * 2
+    assert both["transfer_s"] == pytest.approx(alike["transfer_s"] / 2)
+    (small,) = cli(*apart, "--prefill-max-num-batched-tokens", "256", "--prefill-max-num-seqs", "2").records
+    assert small["prefill_tokens_computed"] == alike["prefill_tokens_computed"]
+    assert small["steps"] > alike["steps"]
+    assert small["max_num_batched_tokens"] == alike["max_num_batched_tokens"]
+    (few,) = cli(*apart, "--prefill-kv-tokens", "256").records
+    assert few["refused"] == 120
+    told = cli(*DRAWN, "--prefill-tp", "2")
+    assert (told.code, told.err.count("\n")) == (2, 1)
+    assert "prefill-tp: it belongs to replicas that only prefill; give --disaggregate 1:1" in told.err
+
+
+def test_a_cache_may_be_given_in_tokens(cli: Callable[..., Any]) -> None:
+    (found,) = cli(*DRAWN, "--engine", "vllm", "--kv-tokens", "4096", "-o", "json").records
+    assert (found["kv_tokens"], found["kv_capacity_from"]) == (4096, "given")
+    assert found["kv_occupancy_peak"] > 0.5
+    assert "kv-tokens: 8 are less than a block of 16" in cli(*DRAWN, "--kv-tokens", "8").err
+
+
+def test_requests_of_the_warm_up_are_served_and_not_counted(cli: Callable[..., Any], tmp_path: Path) -> None:
+    ends = ("--warm-up", "30", "--cool-down", "20")
+    path = tmp_path / "requests.csv"
+    (found,) = cli(*DRAWN, *ends, "--timeline", path, "--ttft", "1s", "-o", "json").records
+    assert (found["requests"], found["completed"], found["warm_up_requests"], found["cool_down_requests"]) == (70, 70, 30, 20)
+    rows = sorted(csv.DictReader(path.open()), key=lambda row: float(row["arrival_s"]))
+    counted = rows[30:100]
+    ttft = [float(row["first_token_s"]) - float(row["arrival_s"]) for row in counted]
+    assert found["ttft_mean_s"] == pytest.approx(numpy.mean(ttft))
+    span = float(counted[-1]["arrival_s"]) - float(counted[0]["arrival_s"])
+    ended = [row for row in rows if float(counted[0]["arrival_s"]) < float(row["finish_s"]) <= float(counted[-1]["arrival_s"])]
+    assert found["span_s"] == pytest.approx(span)
+    assert found["request_per_s"] == pytest.approx(len(ended) / span)
+    assert found["good_share"] == 1
+    assert any("the first 30 and the last 20 requests are served and not counted" in line for line in found["assumes"])
+    assert "warm-up: 100 + 20 of 120 requests leave none to count" in cli(*DRAWN, "--warm-up", "100", "--cool-down", "20").err
+
+
+def test_bounds_may_be_asked_for_where_calibrated_times_are_known(cli: Callable[..., Any]) -> None:
+    (best,), (bound,) = (cli(*DRAWN, "--engine", "vllm", *more, "-o", "json").records for more in ((), ("--bound",)))
+    assert bound["provenance"] == "datasheet" != best["provenance"]
+    assert bound["tpot_mean_s"] < best["tpot_mean_s"]
+
+
 def test_features_together(cli: Callable[..., Any]) -> None:
     sessions = (*BASE, "--rate", "1", "--isl", "200", "--osl", "50", "--turns", "6", "--think", "2s", "--prefix-len", "1000")
     (cold,) = cli(*sessions, "-o", "json").records
