@@ -27,7 +27,8 @@ def compared(frames_of: Iterable[Frame], gpu: str) -> Iterator[Compared]:
         kept = ~bad & frame.held_out if base_of(accelerator) == accelerator.id else ~bad
         rows = [row for row in frame.order.argsort() if kept[row]]
         if rows:
-            yield Compared(frame.cls, f"{frame.kernel} {frame.dtype}", frame.seconds[rows], answer[0][rows])
+            name, framework = f"{frame.kernel} {frame.dtype}", frame.kernel.partition("/")[0]
+            yield Compared(frame.cls, name, frame.seconds[rows], answer[0][rows], framework)
 
 
 def silicon(gpu: str, classes: Iterable[str] | None = None) -> list[Compared]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from roofline.cli import sweeps
-from roofline.cli.bundles import bundled
+from roofline.cli.bundles import Bundle, bundled
 from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
 from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
 from roofline.cli.options import SWEEP, Batch, Context, Fraction, Gpu, Source, accelerators
@@ -81,6 +83,7 @@ def roofline(
 
     roofline plot roofline llama-3.1-8b --gpu h100-sxm --batch 32 --context 8192 --out roofline.svg
     """
+    from roofline.plots.curves import place_of
     from roofline.plots.expected import expected_of
     from roofline.plots.roofline import kernel_points, roofline_plot, step_point
 
@@ -108,9 +111,10 @@ def roofline(
                     continue
                 decoding = name == "decode"
                 step = deployment.decode(size, cached, source=away) if decoding else deployment.prefill(size, new, source=away)
-                words = [label if len(cases) > 1 else "", f"batch {size:,}" if len(batches) > 1 else ""]
+                several = label if len(cases) > 1 else ""
+                name_of = f"batch {size:,}" if len(batches) > 1 else label
                 expected = known.one_decode(deployment, size, cached) if decoding else known.one_prefill(deployment, size, new)
-                points.append(step_point(step, ", ".join(filter(None, words)), order, expected))
+                points.append(step_point(step, name_of, order, expected, several))
     sizes = f"batch {', '.join(f'{size:,}' for size in batches[:8])}"
     told = {"decode": f"decode at context {cached:,}", "prefill": f"prefill of {new:,} tokens"}
     meant = "whole steps" if whole else next(iter(cases))
@@ -118,40 +122,53 @@ def roofline(
     share = ", or ".join(words for some, words in how.items() if any(point.expected is some for point in points))
     text = f"{meant}: {' and '.join(told[name] for name in phases)}, {sizes}; % of the datasheet roof {share}"
     if not picture.title:
-        picture = Picture(picture.out, picture.dpi, picture.size, f"{', '.join(cases)} on {next(iter(chips))}", picture.quiet)
+        places = dict.fromkeys(place_of(deployment) for deployment in cases.values())
+        picture = replace(picture, title=f"{', '.join(cases)} on {', '.join(places)}")
     figure = roofline_plot(next(iter(chips.values())), points, note=text, **picture.options)
-    return picture.write(figure, notes(cases, engine))
+    return picture.write(figure, notes(cases, engine, batches if whole else ()))
 
 
-def _curves(
-    draw: Callable[..., Figure], models: list[str], gpu: list[str] | None, batch: list[str] | None, context: list[str] | None,
-    fraction: list[str] | None, file: str | None, source_len: str | None, engine: str, edits: Chosen, meshes: Meshes,
-    picture: Picture,
-) -> int:  # fmt: skip
-    cases = deployments(models, edits, gpu, meshes, fraction)
-    source = _source(cases, source_len)
-    figure = draw(
-        cases, sweeps.whole_numbers(batch or [BATCHES], "batch"), one(context, "context", CONTEXT, 0),
-        measured=measured_points(file, list(cases)), source=source, engine=engine, **picture.options,
-    )  # fmt: skip
-    return picture.write(figure, notes(cases, engine))
+@dataclass(frozen=True)
+class Curves:
+    """What the curves of a figure against the batch are of."""
+
+    models: list[str]
+    gpu: list[str] | None
+    batch: list[str] | None
+    context: list[str] | None
+    memory_fraction: list[str] | None
+    measured: str | None
+    source_len: str | None
+    engine: str
+
+    def draw(self, with_: Callable[..., Figure], edits: Chosen, meshes: Meshes, picture: Picture) -> int:
+        """Draws the curves and writes the figure."""
+        cases = deployments(self.models, edits, self.gpu, meshes, self.memory_fraction)
+        source = _source(cases, self.source_len)
+        figure = with_(
+            cases, sweeps.whole_numbers(self.batch or [BATCHES], "batch"), one(self.context, "context", CONTEXT, 0),
+            measured=measured_points(self.measured, list(cases)), source=source, engine=self.engine, **picture.options,
+        )  # fmt: skip
+        return picture.write(figure, notes(cases, self.engine, sweeps.whole_numbers(self.batch or [BATCHES], "batch")))
 
 
-@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
-def latency(
-    models: Models,
-    gpu: Gpu = None,
-    batch: RangeOfBatches = None,
-    context: OneContext = None,
-    memory_fraction: Fraction = None,
-    measured: Measured = None,
-    source_len: Source = None,
-    engine: Engine = "vllm",
-    *,
-    edits: Chosen,
-    meshes: Meshes,
-    picture: Picture,
-) -> int:
+CURVES = Bundle(
+    {
+        "models": (Models, inspect.Parameter.empty),
+        "gpu": (Gpu, None),
+        "batch": (RangeOfBatches, None),
+        "context": (OneContext, None),
+        "memory_fraction": (Fraction, None),
+        "measured": (Measured, None),
+        "source_len": (Source, None),
+        "engine": (Engine, "vllm"),
+    },
+    Curves,
+)
+
+
+@bundled(curves=CURVES, edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
+def latency(*, curves: Curves, edits: Chosen, meshes: Meshes, picture: Picture) -> int:
     """Time per output token against the batch: a band from perfect overlap to none, and where a batch does not fit.
 
     Edits behind a name change that model, those given as options all of them; several GPUs or meshes are a curve each.
@@ -160,35 +177,18 @@ def latency(
     """
     from roofline.plots.latency import latency_plot
 
-    return _curves(
-        latency_plot, models, gpu, batch, context, memory_fraction, measured, source_len, engine, edits, meshes, picture
-    )  # fmt: skip
+    return curves.draw(latency_plot, edits, meshes, picture)
 
 
-@bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
-def throughput(
-    models: Models,
-    gpu: Gpu = None,
-    batch: RangeOfBatches = None,
-    context: OneContext = None,
-    memory_fraction: Fraction = None,
-    measured: Measured = None,
-    source_len: Source = None,
-    engine: Engine = "vllm",
-    *,
-    edits: Chosen,
-    meshes: Meshes,
-    picture: Picture,
-) -> int:
+@bundled(curves=CURVES, edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
+def throughput(*, curves: Curves, edits: Chosen, meshes: Meshes, picture: Picture) -> int:
     """Output tokens per second of the whole batch against the batch; otherwise as roofline plot latency.
 
     roofline plot throughput llama-3.1-8b --gpu h100-sxm,h200-sxm --context 8192 --out throughput.svg
     """
     from roofline.plots.latency import throughput_plot
 
-    return _curves(
-        throughput_plot, models, gpu, batch, context, memory_fraction, measured, source_len, engine, edits, meshes, picture
-    )  # fmt: skip
+    return curves.draw(throughput_plot, edits, meshes, picture)
 
 
 @bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)
@@ -222,7 +222,7 @@ def pareto(
         groups, sweeps.whole_numbers(batch or [BATCHES], "batch"), one(context, "context", CONTEXT, 0), source=source,
         engine=engine, **picture.options,
     )  # fmt: skip
-    return picture.write(figure, notes(cases, engine))
+    return picture.write(figure, notes(cases, engine, sweeps.whole_numbers(batch or [BATCHES], "batch")))
 
 
 @bundled(edits=EDIT_OPTIONS, meshes=MESH_OPTIONS, picture=PICTURE)

@@ -67,15 +67,17 @@ def breakdown_plot(
     kind = f"expected times of {engine}'s kernels" if calibrated else "each kernel at its own bound, datasheet roofs"
     names = ", ".join(dict.fromkeys(d.model.name for d in deployments.values()))
     shown = title or f"Where the time of a step goes: {names}"
-    figure = new_figure("\n".join(textwrap.wrap(shown, 70)), size or (7.5, max(2.6, 1.7 + 0.42 * len(rows))))
+    names_of = [textwrap.wrap(name, 30) for name, _ in rows]
+    longest = max(len(line) for lines in names_of for line in lines)
+    figure = new_figure(shown, size, (7.0 + 0.05 * longest, max(2.6, 1.7 + 0.42 * len(rows))))
     axes = figure.add_subplot()
     fixed = "" if len(batches) > 1 else f", batch {batches[0]:,}"
-    subtitle(axes, f"{what}{fixed} on {places}; {kind}; right: sum of all kernels")
+    subtitle(axes, f"{what}{fixed} on {places}; {kind}; right: sum of all kernels", 0.4 + 0.07 * longest)
     axes.set_xlim(0, 100)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     for number, (_, seconds) in enumerate(rows):
         _bar(axes, number, seconds, sum(seconds.values()))
-    axes.set_yticks(range(len(rows)), ["\n".join(textwrap.wrap(name, 30)) for name, _ in rows])
+    axes.set_yticks(range(len(rows)), ["\n".join(lines) for lines in names_of])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("Share of the summed time of all kernels [%]")
     present = [role for role in ROLES if any(role in seconds for _, seconds in rows)]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from roofline.accelerator import Accelerator
 from roofline.errors import InputError
 from roofline.model import Model
-from roofline.plots.labels import log_axis, tokens
+from roofline.plots.labels import GUIDE
 from roofline.plots.style import COLOURS, GREY, LINES, MARKERS, drawn, legend, new_figure, nothing_drawn, subtitle
+from roofline.plots.ticks import log_axis, tokens
 from roofline.units import capacity
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def kv_plot(
     )
     marked = numpy.isin(fine, [max(1.0, float(c)) for c in contexts])
     lines = {label: _bytes(model, fine, source) for label, model in models.items()}
-    figure = new_figure("\n".join(textwrap.wrap(title or "Cached state of one sequence", 70)), size or (7.0, 5.4))
+    figure = new_figure(title or "Cached state of one sequence", size, (7.0, 5.4))
     axes = figure.add_subplot()
-    subtitle(axes, "KV cache and fixed state as stored, all layers; thin and hollow: longer than the config admits")
+    subtitle(axes, "KV cache and fixed state as stored, all layers")
     limits = [float(accelerator.capacity.value)] if accelerator else []
     values = [*(float(v.min()) for v in lines.values()), *(float(v.max()) for v in lines.values()), *limits]
     axes.set_ylim(min(values) / 2, max(values) * 2.5)
@@ -77,7 +77,7 @@ def kv_plot(
     log_axis(axes, "y", 2, binary)
     axes.set_xlabel("Context [tokens]")
     axes.set_ylabel("State per sequence")
-    handles = []
+    handles: list[Any] = []
     for number, (label, value) in enumerate(lines.items()):
         style, longest = style_of(number), models[label].max_context or float("inf")
         inside = fine <= longest
@@ -88,9 +88,12 @@ def kv_plot(
                       markerfacecolor=face, markersize=4.5, zorder=5)  # fmt: skip
         handles.append(Line2D([], [], label=f"{label}: {binary(float(value[-1]))}", **style))
     if accelerator:
-        axes.axhline(limits[0], color=GREY, linestyle=(0, (5, 2)), linewidth=1.2, zorder=2)
+        axes.axhline(limits[0], color=GREY, linestyle=(0, (5, 2)), linewidth=1.2, zorder=2, label=GUIDE)
         axes.annotate(f"{accelerator.id}: {capacity(limits[0])}", (low, limits[0]), xytext=(3, 3), textcoords="offset points",
                       fontsize=7.5, color=GREY)  # fmt: skip
+    if any(high > (model.max_context or high) for model in models.values()):
+        handles.append(Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linewidth=0.9,
+                              label="longer than the config admits"))  # fmt: skip
     legend(figure, [nothing_drawn(f"at {tokens(high)} tokens:"), *handles])
     return figure
 

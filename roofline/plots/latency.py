@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,20 +9,23 @@ from typing import TYPE_CHECKING, Any
 from roofline.errors import InputError
 from roofline.plots.curves import Cases, Curve, curve, decades, named, subtitle_of
 from roofline.plots.expected import ENGINE
-from roofline.plots.labels import log_axis, time_unit, tokens
+from roofline.plots.limits import ROW_INCHES, SHADE, Limit, draw_limits, headroom, limits_of
 from roofline.plots.style import (
     COLOURS,
     GREY,
     INK,
+    LIKELY,
+    LIKELY_MARK,
     LINES,
     MARKERS,
-    PALE,
+    SIZE,
     drawn,
     legend,
     new_figure,
     nothing_drawn,
     subtitle,
 )
+from roofline.plots.ticks import grouped, log_axis, time_unit, tokens
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +35,8 @@ Measured = Mapping[str, Sequence[tuple[int, float]]] | Sequence[tuple[int, float
 """(batch, seconds per step) as measured, by label where there are several cases."""
 WIDE_RANGE = 1.5
 """Decades from which on the vertical axis is logarithmic: what is small would lie on the axis otherwise."""
+BEYOND: dict[str, Any] = {"linestyle": (0, (1, 2)), "linewidth": 1.2}
+"""The bound where memory does not suffice."""
 
 
 @dataclass(frozen=True)
@@ -57,51 +61,39 @@ def _measured(measured: Measured | None, labels: Sequence[str]) -> dict[str, lis
     return {label: list(rows) for label, rows in found.items()}
 
 
-def _shade(axes: Axes, curves: Sequence[Curve], low: float, high: float) -> bool:
-    """Greys batches at which no curve fits, with the reason; returns whether there are some."""
-    ends = [found.last for found in curves]
-    if any(end is None for end in ends):
-        return False
-    last = max(end for end in ends if end is not None)
-    if last >= high:
-        return False
-    best = next(found for found in curves if found.last == last)
-    start = low if last < low else min(high, last + 0.5)
-    axes.axvspan(start, high, facecolor=PALE, edgecolor="#C8C8C8", hatch="////", linewidth=0, zorder=0)
-    who = f"{best.label}: " if len(curves) > 1 else ""
-    text = f"{who}batch {last + 1:,} does not fit:\n{best.reason}" if last else f"{who}not even batch 1 fits:\n{best.reason}"
-    _, top = axes.get_ylim()
-    right = start > (low * high) ** 0.5
-    axes.annotate(
-        text, (start, top), xytext=(-5 if right else 5, -4), textcoords="offset points", va="top",
-        ha="right" if right else "left", fontsize=7.5, color=INK, zorder=7,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
-    ).set_in_layout(False)  # fmt: skip
-    return True
-
-
 def _one_curve(axes: Axes, found: Curve, number: int, quantity: _Quantity, scale: float, given: Sequence[int]) -> None:
     """The band, the line of the bound while it fits and dotted beyond, marks at the batches asked for, the expected line."""
     import numpy
 
-    colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
+    colour, line, mark = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)], MARKERS[number % len(MARKERS)]
     best, worst = (quantity.of(found.batch, seconds) / scale for seconds in (found.bound, found.serial))
     axes.fill_between(found.batch, best, worst, color=colour, alpha=0.18, linewidth=0, zorder=2)
     fits = found.fits
     axes.plot(found.batch[fits], best[fits], color=colour, linestyle=line, zorder=4)
-    axes.plot(found.batch[~fits], best[~fits], color=colour, linestyle=(0, (1, 2)), linewidth=1.2, zorder=4)
+    axes.plot(found.batch[~fits], best[~fits], color=colour, **BEYOND, zorder=4)
     marked = numpy.isin(found.batch, numpy.array(given, dtype=float))
     for mask, face in ((marked & fits, colour), (marked & ~fits, "white")):
-        axes.plot(found.batch[mask], best[mask], linestyle="none", marker=MARKERS[number % len(MARKERS)], color=colour,
-                  markerfacecolor=face, zorder=5)  # fmt: skip
+        axes.plot(found.batch[mask], best[mask], linestyle="none", marker=mark, color=colour, markerfacecolor=face, zorder=5)
     if found.expected is not None:
-        values = quantity.of(found.batch, found.expected)[fits] / scale
-        axes.plot(
-            found.batch[fits], values, color=colour, linestyle="-", linewidth=3.2, alpha=0.55, zorder=3, solid_capstyle="round"
-        )
+        values = quantity.of(found.batch, found.expected) / scale
+        axes.plot(found.batch[fits], values[fits], color=colour, zorder=3, solid_capstyle="round", **LIKELY)
+        axes.plot(found.batch[marked & fits], values[marked & fits], linestyle="none", marker=mark, color=colour,
+                  markersize=LIKELY_MARK, zorder=3.5)  # fmt: skip
 
 
-def _legend(figure: Figure, curves: Sequence[Curve], measured: Mapping[str, Any], shaded: bool) -> None:
+def _expected_entries(curves: Sequence[Curve]) -> list[Any]:
+    """Legend entries of expected times, and of why there are none; with the names of the curves where these differ."""
+    from matplotlib.lines import Line2D
+
+    whose: dict[tuple[str, bool], list[str]] = {}
+    for found in curves:
+        if found.expected_label and found.fits.any():
+            whose.setdefault((found.expected_label, found.expected is not None), []).append(found.label)
+    texts = {key: text if len(whose) == 1 else f"{', '.join(names)}: {text}" for key, names in whose.items() for text in key[:1]}
+    return [Line2D([], [], color=GREY, label=texts[key], **LIKELY) if key[1] else nothing_drawn(texts[key]) for key in whose]
+
+
+def _legend(figure: Figure, curves: Sequence[Curve], measured: Mapping[str, Any], limits: Sequence[Limit]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -109,18 +101,25 @@ def _legend(figure: Figure, curves: Sequence[Curve], measured: Mapping[str, Any]
     for number, found in enumerate(curves):
         colour = COLOURS[number % len(COLOURS)]
         limit = "" if found.last is None else f" (fits to {found.last:,})" if found.last else " (does not fit)"
-        handles.append(Line2D([], [], color=colour, linestyle=LINES[number % len(LINES)], marker=MARKERS[number % len(MARKERS)],
-                              label=f"{found.label}{limit}"))  # fmt: skip
+        bound = "" if found.deployment.convention == "lecture" else ", bound"
+        line: dict[str, Any] = (
+            {"linestyle": LINES[number % len(LINES)]} if found.fits.any() else {"markerfacecolor": "white", **BEYOND}
+        )
+        handles.append(
+            Line2D([], [], color=colour, marker=MARKERS[number % len(MARKERS)], label=f"{found.label}{bound}{limit}", **line)
+        )
     exact = [found for found in curves if found.deployment.convention == "exact"]
     if exact:
         handles.append(Patch(facecolor=GREY, alpha=0.3, label="bound to serial"))
-    shown = dict.fromkeys((found.expected_label, found.expected is not None) for found in exact if found.expected_label)
-    pale: dict[str, Any] = {"color": GREY, "linewidth": 3.2, "alpha": 0.55}
-    handles += [Line2D([], [], label=label, **pale) if drawn_ else nothing_drawn(label) for label, drawn_ in shown]
+    handles += _expected_entries(exact)
     if measured:
         handles.append(Line2D([], [], color=INK, marker="*", markersize=9, linestyle="none", label="measured"))
-    if shaded:
-        handles.append(Patch(facecolor=PALE, edgecolor="#C8C8C8", hatch="////", linewidth=0, label="does not fit"))
+    if limits:
+        handles.append(
+            Line2D([], [], color=GREY, marker="o", markerfacecolor="white", label="bound where it does not fit", **BEYOND)
+        )
+        if len(limits) == len(curves):
+            handles.append(Patch(label="does not fit" if len(curves) == 1 else "none of them fits", **SHADE))
     legend(figure, handles)
 
 
@@ -135,23 +134,19 @@ def _plot(
         raise InputError(f"cases: {len(deployments)} curves are more than the {len(COLOURS)} that stay apart; leave some out")
     points = _measured(measured, list(deployments))
     curves = [curve(label, deployment, batches, context, source, engine) for label, deployment in deployments.items()]
+    limits = limits_of(curves)
     values = numpy.concatenate([quantity.of(c.batch, seconds) for c in curves for seconds in (c.bound, c.serial)]
                                + [quantity.of(c.batch, c.expected)[c.fits] for c in curves if c.expected is not None]
                                + [numpy.array([quantity.of(b, s) for b, s in rows]) for rows in points.values()])  # fmt: skip
     scale, unit = time_unit(float(values.max())) if "{unit}" in quantity.name else (1.0, "")
-    shown = title or f"{quantity.word} of {', '.join(deployments)}"
-    figure = new_figure("\n".join(textwrap.wrap(shown, 70)), size)
+    own = (SIZE[0], SIZE[1] + ROW_INCHES * max(0, len(limits) - 1))
+    figure = new_figure(title or f"{quantity.word} of {', '.join(deployments)}", size, own)
     axes = figure.add_subplot()
-    low, high = min(c.batch.min() for c in curves), max(c.batch.max() for c in curves)
+    asked = [float(batch) for batch in batches] + [float(batch) for rows in points.values() for batch, _ in rows]
+    low, high = min(asked), max(asked)
     axes.set_xlim(low / (high / low) ** 0.02, high * (high / low) ** 0.02)
     log_axis(axes, "x", 2, tokens)
-    wide = decades(values) > WIDE_RANGE
-    if wide:
-        axes.set_ylim(values.min() / scale / 1.3, values.max() / scale * 2)
-        log_axis(axes, "y", 10)
-    else:
-        axes.set_ylim(0, values.max() / scale * 1.12)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    _vertical(axes, values / scale, headroom(limits))
     axes.set_xlabel("Batch [sequences]")
     axes.set_ylabel(quantity.name.format(unit=unit))
     subtitle(axes, subtitle_of(curves, context))
@@ -160,9 +155,22 @@ def _plot(
         for batch, seconds in points.get(found.label, ()):
             axes.plot([batch], [quantity.of(batch, seconds) / scale], linestyle="none", marker="*", markersize=10, zorder=6,
                       color=COLOURS[number % len(COLOURS)], markeredgecolor=INK)  # fmt: skip
-    shaded = _shade(axes, curves, *axes.get_xlim())
-    _legend(figure, curves, points, shaded)
+    _legend(figure, curves, points, limits)
+    draw_limits(figure, axes, curves, limits)
     return figure
+
+
+def _vertical(axes: Axes, values: Any, above: float) -> None:
+    """The vertical axis: logarithmic for a wide range of values, with a share of its height free above them."""
+    if decades(values) > WIDE_RANGE:
+        bottom, top = values.min() / 1.3, values.max() * 1.3
+        axes.set_ylim(bottom, bottom * (top / bottom) ** (1 / (1 - above)))
+        log_axis(axes, "y", 10, until=top)
+    else:
+        top = values.max() * 1.06
+        axes.set_ylim(0, top / (1 - above))
+        axes.set_yticks([tick for tick in axes.get_yticks() if tick <= top])
+        axes.yaxis.set_major_formatter(grouped)
 
 
 @drawn
@@ -174,7 +182,8 @@ def latency_plot(
 
     The line is the bound, the band reaches up to no overlap at all; the thick pale line is the expected time of an engine
     where it is calibrated (``engine``, "none" for no such line), as far as the batch fits; stars are measured (batch,
-    seconds). Where a batch does not fit the line is dotted, and where none fits the area is grey and says why.
+    seconds). From where on a case does not fit its line is dotted and its marks are hollow: what the bound would be; a row
+    above the curves says from which batch on, and why. Where none fits the area is grey.
 
     Raises InputError: fewer than two batches, more curves than can be told apart, measurements of an unknown label.
     """

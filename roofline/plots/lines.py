@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from roofline.errors import InputError
-from roofline.plots.labels import log_axis, plain, tokens
 from roofline.plots.style import COLOURS, GREY, LINES, MARKERS, drawn, legend, new_figure, subtitle
+from roofline.plots.ticks import grouped, log_axis, plain, tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +20,7 @@ def _axis(axes: Any, which: str, scale: str, values: Sequence[float]) -> None:
     if scale == "linear":
         if which == "y":
             axes.set_ylim(min(0.0, 1.08 * low), 1.12 * high)
-        getattr(axes, f"{which}axis").set_major_formatter(lambda value, _: f"{value:,.10g}")
+        getattr(axes, f"{which}axis").set_major_formatter(grouped)
         return
     if low <= 0:
         raise InputError(f"{which}: {low:g} has no place on a logarithmic axis; use scale linear")
@@ -52,7 +51,7 @@ def lines_plot(
     for name, scale in (("x_scale", x_scale), ("y_scale", y_scale)):
         if scale not in SCALES:
             raise InputError(f"{name}: {scale!r} is not one of {', '.join(SCALES)}")
-    figure = new_figure("\n".join(textwrap.wrap(title, 70)), size)
+    figure = new_figure(title, size)
     axes = figure.add_subplot()
     points = [(float(a), float(b)) for line in lines.values() for a, b in line]
     _axis(axes, "x", x_scale, [a for a, _ in points])

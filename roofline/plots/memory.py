@@ -12,6 +12,7 @@ from roofline.memory import Memory
 from roofline.numeric import ceil_div
 from roofline.plots.curves import Cases, named, place_of, source_of
 from roofline.plots.style import COLOURS, GREY, INK, drawn, legend, new_figure, subtitle
+from roofline.plots.ticks import grouped
 from roofline.units import GIB, capacity
 from roofline.work import Work
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 PARTS = {"weights": (COLOURS[0], ""), "KV and state": (COLOURS[1], "///"), "workspace": (COLOURS[2], "...")}
 """Part of a stack -> colour, hatch."""
 MOST_BARS = 24
+RED = "#A63A00"
+SHORT: dict[str, Any] = {"edgecolor": RED, "linewidth": 1.8}
+FREE: dict[str, Any] = {"edgecolor": GREY, "linewidth": 0.8, "linestyle": ":"}
+"""Outlines of what is missing, and of what is left."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,8 @@ def memory_plot(
     ]
     if len(bars) > MOST_BARS:
         raise InputError(f"cases: {len(bars)} bars are more than {MOST_BARS}; leave some cases or pipeline stages out")
-    width = max(4.5, min(14.0, 2.2 + 1.25 * len(bars)))
-    figure = new_figure(_title(title, named(cases), width), size or (max(width, 5.5), 5.0))
+    models = dict.fromkeys(deployment.model.name for deployment in named(cases).values())
+    figure = new_figure(title or f"Memory of {', '.join(models)}", size, (max(5.5, min(30.0, 2.2 + 1.25 * len(bars))), 5.0))
     axes = figure.add_subplot()
     subtitle(axes, f"decode step of batch {batch:,} at context {context:,}; capacity: what a process can use")
     top = max(max(sum(rank.parts.values()), float(rank.memory.capacity_bytes)) for _, _, rank in bars) / GIB
@@ -105,25 +110,27 @@ def memory_plot(
     axes.set_xticks(range(len(bars)), [_name(label, deployment, rank, one) for label, deployment, rank in bars], fontsize=8)
     axes.grid(visible=False, axis="x")
     axes.set_ylabel("Memory per GPU [GiB]")
+    axes.yaxis.set_major_formatter(grouped)
     handles: list[Any] = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h) in PARTS.items()]
     handles.append(Line2D([], [], color=INK, linestyle=(0, (5, 2)), label="capacity"))
+    fits = [bool(rank.memory.fits) for _, _, rank in bars]
+    if any(fits):
+        handles.append(Patch(facecolor="none", label="free", **FREE))
+    if not all(fits):
+        handles.append(Patch(facecolor="none", label="does not fit", **SHORT))
     legend(figure, handles)
     return figure
-
-
-def _title(title: str, cases: dict[str, Deployment], width: float) -> str:
-    models = dict.fromkeys(deployment.model.name for deployment in cases.values())
-    return "\n".join(textwrap.wrap(title or f"Memory of {', '.join(models)}", int(max(width, 5.5) * 9)))
 
 
 def _name(label: str, deployment: Deployment, rank: Rank, one: bool) -> str:
     """What stands under a bar."""
     lines = [] if one else textwrap.wrap(label, 17)
     mesh = getattr(deployment, "mesh", None)
-    place = place_of(deployment)
+    chip = deployment.accelerator.id
     if mesh is not None and mesh.flags in label:
-        place = f"{mesh.ranks} x {deployment.accelerator.id}"
-    lines += textwrap.wrap(place, 17)
+        lines.append(f"{mesh.ranks} x {chip}")
+    elif one or place_of(deployment) != chip or not label.endswith(f" on {chip}"):
+        lines += textwrap.wrap(place_of(deployment), 17)
     return "\n".join([*lines, rank.label])
 
 
@@ -134,16 +141,16 @@ def _bar(axes: Any, number: int, rank: Rank, top: float) -> None:
         height = amount / GIB
         axes.bar(number, height, 0.62, bottom, color=colour, hatch=hatch, edgecolor="white", linewidth=0.6, zorder=2)
         if height > 0.055 * top:
-            axes.text(number, bottom + height / 2, f"{height:,.1f}", ha="center", va="center", fontsize=8, zorder=4,
+            axes.text(number, bottom + height / 2, f"{height:,.2f}", ha="center", va="center", fontsize=8, zorder=4,
                       color=INK, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.2})  # fmt: skip
         bottom += height
     axes.plot([number - 0.42, number + 0.42], [limit, limit], color=INK, linestyle=(0, (5, 2)), linewidth=1.6, zorder=3)
     fits = bool(rank.memory.fits)
-    share = f"{bottom:,.1f} of {limit:,.1f}\n{100 * bottom / limit:,.0f} %"
-    text = share if fits else f"{bottom:,.1f} of {limit:,.1f}\n{capacity(-rank.memory.spare_bytes)} short"
+    held = f"{bottom:,.2f} of {limit:,.2f}"
+    text = f"{held}\n{100 * bottom / limit:,.0f} %" if fits else f"{held}\n{capacity(-rank.memory.spare_bytes)} short"
     axes.text(number, max(bottom, limit) + 0.015 * top, text, ha="center", va="bottom", fontsize=8,
-              color=INK if fits else "#A63A00", fontweight="normal" if fits else "bold")  # fmt: skip
+              color=INK if fits else RED, fontweight="normal" if fits else "bold")  # fmt: skip
     if not fits:
-        axes.bar(number, bottom - limit, 0.62, limit, color="none", edgecolor="#A63A00", linewidth=1.8, zorder=5)
+        axes.bar(number, bottom - limit, 0.62, limit, color="none", zorder=5, **SHORT)
     else:
-        axes.bar(number, limit - bottom, 0.62, bottom, color="none", edgecolor=GREY, linewidth=0.6, linestyle=":", zorder=1)
+        axes.bar(number, limit - bottom, 0.62, bottom, color="none", zorder=1, **FREE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,15 +11,31 @@ from roofline.errors import InputError
 from roofline.inference import Deployment
 from roofline.plots.curves import source_of
 from roofline.plots.expected import ENGINE, expected_of
-from roofline.plots.labels import Label, log_axis, place
-from roofline.plots.style import COLOURS, GREY, LINES, MARKERS, drawn, legend, new_figure, nothing_drawn, subtitle
+from roofline.plots.labels import Label, place
+from roofline.plots.style import (
+    COLOURS,
+    GREY,
+    LIKELY,
+    LIKELY_MARK,
+    LINES,
+    MARKERS,
+    drawn,
+    legend,
+    new_figure,
+    nothing_drawn,
+    subtitle,
+)
+from roofline.plots.ticks import grouped, log_axis
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDE_RANGE = 20.0
 """Ratio of the largest to the smallest value from which on an axis is logarithmic."""
 MOST_NAMED = 7
+BEHIND: dict[str, Any] = {"markersize": 3, "alpha": 0.5}
+"""Points that are not on the frontier."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +100,15 @@ def pareto_plot(
 ) -> Figure:  # fmt: skip
     """Tokens per second of one user against those of one GPU: the frontier of each case over its deployments and batches.
 
-    The line is the frontier at the bound, the band reaches down to that without overlap, the thick pale line is the frontier
-    of expected times where they are calibrated; small marks are points behind it,
-    crosses do not fit. The ends, and where another mesh takes over, are named.
+    The line is the frontier at the bound, the band reaches down to that without overlap, the thick pale line with small marks
+    is the frontier of expected times where they are calibrated; small pale marks are points behind the bound's, crosses do
+    not fit. The ends, and where another mesh takes over, are named.
 
     Args:
         cases: label -> deployments that compete, such as one model on several meshes.
 
     Raises InputError: nothing to draw, or nothing that fits.
     """
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     if not cases or not all(cases.values()):
         raise InputError("cases: there is nothing to draw; give deployments by label")
     if len(cases) > len(COLOURS):
@@ -111,7 +123,7 @@ def pareto_plot(
         calibrated[label] = frontier(likely)
     if not any(best for _, best, _ in everything.values()):
         raise InputError("batch: nothing fits, so there is no frontier; give a smaller batch or context, or more GPUs")
-    figure = new_figure("\n".join(textwrap.wrap(title or f"Interactivity against throughput: {', '.join(cases)}", 70)), size)
+    figure = new_figure(title or f"Interactivity against throughput: {', '.join(cases)}", size)
     axes = figure.add_subplot()
     subtitle(axes, f"decode at context {context:,} on {_places(cases)}; line: bound, band: down to no overlap, datasheet roofs")
     shown = [point for points, best, worst in everything.values() for point in (*points, *best, *worst)]
@@ -123,41 +135,79 @@ def pareto_plot(
             log_axis(axes, which, 10)
         else:
             getattr(axes, f"set_{which}lim")(0, high * 1.15)
-            getattr(axes, f"{which}axis").set_major_formatter(lambda value, _: f"{value:,.10g}")
+            getattr(axes, f"{which}axis").set_major_formatter(grouped)
     axes.set_xlabel("Interactivity [tok/s per user]")
     axes.set_ylabel("Throughput [output tok/s per GPU]")
     labels: list[Label] = []
-    handles: list[Any] = []
     for number, (label, (points, best, worst)) in enumerate(everything.items()):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        line: dict[str, Any] = {"color": colour, "linestyle": LINES[number % len(LINES)]}
-        axes.plot([p.per_user for p in best], [p.per_gpu for p in best], drawstyle="steps-pre", zorder=4, **line)
-        if best and worst:
-            _band(axes, best, worst, colour)
-        axes.plot([p.per_user for p in best], [p.per_gpu for p in best], linestyle="none", marker=marker, color=colour, zorder=5)
-        likely = calibrated[label]
-        axes.plot([p.per_user for p in likely], [p.per_gpu for p in likely], drawstyle="steps-pre", color=colour, linewidth=3.2,
-                  alpha=0.55, zorder=3)  # fmt: skip
-        on = {id(p) for p in best}
-        behind = [p for p in points if p.fits and id(p) not in on]
-        lost = [p for p in points if not p.fits]
-        axes.plot([p.per_user for p in behind], [p.per_gpu for p in behind], linestyle="none", marker=marker, markersize=3,
-                  color=colour, alpha=0.5, zorder=3)  # fmt: skip
-        axes.plot([p.per_user for p in lost], [p.per_gpu for p in lost], linestyle="none", marker="x", markersize=5, color=colour,
-                  alpha=0.6, zorder=3)  # fmt: skip
+        _draw(axes, number, points, best, worst, calibrated[label])
         labels += [Label(p.per_user, p.per_gpu, p.name) for p in (_spread(best) if best else [])]
-        handles.append(Line2D([], [], marker=marker, label=label + ("" if best else " (nothing fits)"), **line))
+    _legend(figure, everything, {label: [expected_of(d, engine).label for d in cases[label]] for label in cases})
+    lines = [at for _, best, _ in everything.values() for at in _steps(best)]
+    lines += [at for likely in calibrated.values() for at in _steps(likely)]
+    place(figure, axes, labels, lines, marks_at=[(p.per_user, p.per_gpu) for p in shown])
+    return figure
+
+
+def _look(number: int) -> tuple[dict[str, Any], str]:
+    """Colour and line style of a frontier, and its marker."""
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)]}, MARKERS[number % len(MARKERS)]
+
+
+def _behind(points: Sequence[Operating], best: Sequence[Operating]) -> list[Operating]:
+    """Points that fit and are not on the frontier."""
+    on = {id(point) for point in best}
+    return [point for point in points if point.fits and id(point) not in on]
+
+
+def _draw(
+    axes: Axes, number: int, points: Sequence[Operating], best: Sequence[Operating], worst: Sequence[Operating],
+    likely: Sequence[Operating],
+) -> None:  # fmt: skip
+    """One case: frontiers as steps, the band between them, marks of all points."""
+    line, marker = _look(number)
+    colour = line["color"]
+
+    def draw(found: Sequence[Operating], **style: Any) -> None:
+        axes.plot([p.per_user for p in found], [p.per_gpu for p in found], **{"color": colour, "linestyle": "none", **style})
+
+    draw(best, drawstyle="steps-pre", zorder=4, **line)
+    if best and worst:
+        _band(axes, best, worst, colour)
+    draw(best, marker=marker, zorder=5)
+    draw(likely, drawstyle="steps-pre", zorder=3, **LIKELY)
+    draw(likely, marker=marker, markersize=LIKELY_MARK, zorder=3.5)
+    draw(_behind(points, best), marker=marker, zorder=3, **BEHIND)
+    draw([p for p in points if not p.fits], marker="x", markersize=5, alpha=0.6, zorder=3)
+
+
+def _legend(
+    figure: Figure, everything: Mapping[str, tuple[list[Operating], list[Operating], list[Operating]]],
+    expected: Mapping[str, Sequence[str]],
+) -> None:  # fmt: skip
+    """Frontiers, the band, expected times or why there are none, and what the other marks are."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    for number, (label, (_, best, _)) in enumerate(everything.items()):
+        line, marker = _look(number)
+        handles.append(Line2D([], [], marker=marker, label=label + (", bound" if best else " (nothing fits)"), **line))
     handles.append(Patch(facecolor=GREY, alpha=0.3, label="bound to serial"))
-    known = dict.fromkeys(expected_of(d, engine).label for deployments in cases.values() for d in deployments)
-    line = {"color": GREY, "linewidth": 3.2, "alpha": 0.55}
-    handles += [
-        nothing_drawn(text) if text.startswith("expected:") else Line2D([], [], label=text, **line) for text in known if text
-    ]
+    whose: dict[str, dict[str, None]] = {}
+    for label, texts in expected.items():
+        for text in filter(None, texts):
+            whose.setdefault(text, {})[label] = None
+    for text, labels in whose.items():
+        named = text if len(whose) == 1 else f"{', '.join(labels)}: {text}"
+        handles.append(
+            nothing_drawn(named) if text.startswith("expected:") else Line2D([], [], color=GREY, label=named, **LIKELY)
+        )
+    if any(_behind(points, best) for points, best, _ in everything.values()):
+        handles.append(Line2D([], [], color=GREY, marker="o", linestyle="none", label="behind the frontier", **BEHIND))
     if any(not point.fits for points, _, _ in everything.values() for point in points):
         handles.append(Line2D([], [], color=GREY, marker="x", linestyle="none", label="does not fit"))
     legend(figure, handles)
-    place(figure, axes, labels, [(p.per_user, p.per_gpu) for p in shown])
-    return figure
 
 
 def _places(cases: Mapping[str, Sequence[Deployment]]) -> str:
@@ -169,6 +219,16 @@ def _places(cases: Mapping[str, Sequence[Deployment]]) -> str:
     return "; ".join(
         name if numbers == {1} else f"{', '.join(map(str, sorted(numbers)))} x {name}" for name, numbers in sizes.items()
     )
+
+
+def _steps(points: Sequence[Operating], number: int = 6) -> list[tuple[float, float]]:
+    """Points on the line that joins a frontier's as steps, from most per GPU on."""
+    found = []
+    for before, here in itertools.pairwise(points):
+        for part in (step / number for step in range(1, number)):
+            found.append((before.per_user, before.per_gpu + part * (here.per_gpu - before.per_gpu)))
+            found.append((before.per_user + part * (here.per_user - before.per_user), here.per_gpu))
+    return found
 
 
 def _band(axes: Any, best: Sequence[Operating], worst: Sequence[Operating], colour: str) -> None:

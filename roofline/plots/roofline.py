@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from roofline.accelerator import Accelerator
@@ -14,9 +14,10 @@ from roofline.inference import Deployment, Step
 from roofline.numeric import reading
 from roofline.plots.expected import ENGINE
 from roofline.plots.kernels import ROLES, Kernel, kernels, work_of
-from roofline.plots.labels import Label, log_axis, place
+from roofline.plots.labels import GUIDE, Label, place, spread
 from roofline.plots.roofs import Roofs, attained, datasheet
 from roofline.plots.style import COLOURS, GREY, INK, MARKERS, drawn, legend, new_figure, nothing_drawn, subtitle
+from roofline.plots.ticks import log_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +42,7 @@ class Point:
         intensity: matrix FLOPs per byte. unit: matrix unit whose roof it has.
         rate: FLOP/s at the expected time, else at the bound. least: FLOP/s without any overlap.
         share: of the step's time. colour, marker: of its kind. kind: what the legend calls it, "" for nothing.
-        expected: whether ``rate`` is that of an expected time.
+        expected: whether ``rate`` is that of an expected time. whole: whether it is a step and not a kernel.
     """
 
     label: str
@@ -55,6 +56,7 @@ class Point:
     marker: str
     kind: str = ""
     expected: bool = False
+    whole: bool = False
 
 
 def kernel_points(deployment: Deployment, batch: int, context: int, *, phase: str = "decode", new_tokens: int = 1024,
@@ -75,8 +77,10 @@ def _of_kernel(kernel: Kernel, phase: str) -> Point:
     )  # fmt: skip
 
 
-def step_point(step: Step, label: str, number: int = 0, expected: float | None = None) -> Point:
+def step_point(step: Step, label: str, number: int = 0, expected: float | None = None, kind: str = "") -> Point:
     """A whole step as one point; ``number`` chooses colour and marker, ``expected`` is its calibrated time.
+
+    ``kind`` is what the legend calls points of this colour, "" where the label says all.
 
     Raises InputError for a step of arrays, or without matrix FLOPs.
     """
@@ -89,15 +93,15 @@ def step_point(step: Step, label: str, number: int = 0, expected: float | None =
     return Point(
         label, step.phase, float(step.cost.intensity), max(matrix, key=matrix.__getitem__),
         flops / float(expected or step.bound_s), flops / float(expected or step.serial_s), 1.0,
-        COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)], "", expected is not None,
+        COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)], kind, expected is not None, whole=True,
     )  # fmt: skip
 
 
 def _named(units: Sequence[str], rate: float) -> str:
-    return f"{', '.join(units)}: {rate / TERA:,.{0 if rate >= 10 * TERA else 2}f}"
+    return f"{', '.join(units)}: {rate / TERA:,.{0 if rate >= 10 * TERA else 2}f} TFLOP/s"
 
 
-def _by_rate(rates: dict[str, float]) -> list[tuple[float, list[str]]]:
+def _by_rate(rates: Mapping[str, float]) -> list[tuple[float, list[str]]]:
     """Units by rate, those of one rate together, the slowest first."""
     found: dict[float, list[str]] = {}
     for unit, rate in rates.items():
@@ -113,7 +117,7 @@ def _draw_roofs(axes: Axes, roofs: Roofs, limits: tuple[float, float], *, solid:
     top = max(roofs.rates.values())
     last = min(top / roofs.bandwidth, high)
     axes.plot([low, last], [low * roofs.bandwidth / TERA, last * roofs.bandwidth / TERA], **style)
-    for rate, _ in _by_rate(dict(roofs.rates)):
+    for rate, _ in _by_rate(roofs.rates):
         if rate / roofs.bandwidth < high:
             axes.plot([max(low, rate / roofs.bandwidth), high], [rate / TERA, rate / TERA], **style)
 
@@ -135,7 +139,7 @@ def _merged(points: Sequence[Point]) -> list[tuple[Point, list[Point]]]:
         for group in groups:
             first = group[0]
             apart = max(abs(math.log10(point.intensity / first.intensity)), abs(math.log10(point.rate / first.rate)))
-            if apart < CLOSE and point.phase == first.phase:
+            if apart < CLOSE and point.phase == first.phase and (point.kind == first.kind or not point.whole):
                 group.append(point)
                 break
         else:
@@ -160,9 +164,9 @@ def _text(group: Sequence[Point], spec: Roofs) -> str:
 
 
 def _name_roofs(axes: Axes, spec: Roofs, found: Roofs | None, limits: tuple[float, float]) -> list[Any]:
-    """Writes rates beside the roofs, and the ridge below the bf16 one; returns the texts."""
+    """Writes rates beside the roofs; returns the texts."""
     texts = []
-    for rate, units in _by_rate(dict(spec.rates)):
+    for rate, units in _by_rate(spec.rates):
         reached = [found.rates[unit] for unit in units if found and unit in found.rates]
         name = _named(units, rate) + (f"\n{_percent(reached[0] / rate)} attained" if reached else "")
         texts.append(axes.annotate(name, (limits[1], rate / TERA), xytext=(4, 0), textcoords="offset points", va="center",
@@ -170,23 +174,33 @@ def _name_roofs(axes: Axes, spec: Roofs, found: Roofs | None, limits: tuple[floa
     return texts
 
 
-def _marks(axes: Axes, groups: Sequence[tuple[Point, list[Point]]], spec: Roofs) -> list[Label]:
-    """Draws the points, and returns the names of those that take part of the time worth naming."""
+def _marks(axes: Axes, groups: Sequence[tuple[Point, list[Point]]], spec: Roofs) -> tuple[list[Label], list[tuple[float, float]]]:
+    """Draws the points; returns the names of those that take part of the time worth naming, and where the others are."""
     labels: list[Label] = []
+    others: list[tuple[float, float]] = []
     for first, group in groups:
         share = sum(point.share for point in group)
         face = first.colour if first.phase == "prefill" else "white"
-        area = 4.5 + 7 * math.sqrt(min(1.0, share)) if first.kind else 8.0
-        axes.plot([first.intensity] * 2, [first.least / TERA, first.rate / TERA], color=first.colour, linewidth=1.0, zorder=3.5)
+        area = 8.0 if first.whole else 4.5 + 7 * math.sqrt(min(1.0, share))
+        axes.plot(
+            [first.intensity] * 2,
+            [first.least / TERA, first.rate / TERA],
+            color=first.colour,
+            linewidth=1.0,
+            zorder=3.5,
+            label="_stem",
+        )
         axes.plot([first.intensity], [first.rate / TERA], marker=first.marker, markersize=area, color=first.colour,
                   markerfacecolor=face, markeredgewidth=1.5, linestyle="none", zorder=5)  # fmt: skip
-        if not first.kind or (share >= NAMED_FROM and len(labels) < LABELLED):
-            labels.append(Label(first.intensity, first.rate / TERA, _text(group, spec)))
-    return labels
+        if first.whole or (share >= NAMED_FROM and len(labels) < LABELLED):
+            labels.append(Label(first.intensity, first.rate / TERA, _text(group, spec), area / 2))
+        else:
+            others.append((first.intensity, first.rate / TERA))
+    return labels, others
 
 
 def _handles(points: Sequence[Point], found: Roofs | None, *, missing: bool) -> list[Any]:
-    """Entries of the legend: roofs, phases, kinds of kernels."""
+    """Entries of the legend: roofs, phases, kinds of the points that are drawn, what a stem is."""
     from matplotlib.lines import Line2D
 
     handles: list[Any] = [Line2D([], [], color=GREY, linestyle=(0, (5, 2)), linewidth=1.2, label="datasheet roof")]
@@ -198,8 +212,10 @@ def _handles(points: Sequence[Point], found: Roofs | None, *, missing: bool) -> 
     for phase, face in (("prefill", INK), ("decode", "white")):
         if phase in present:
             handles += [Line2D([], [], marker="o", linestyle="none", color=INK, label=phase, markerfacecolor=face)]
-    kinds = dict.fromkeys(point.kind for point in points if point.kind)
-    handles += [Line2D([], [], marker=ROLES[kind][1], linestyle="none", color=ROLES[kind][0], label=kind) for kind in kinds]
+    kinds = {point.kind: (point.colour, point.marker) for point in points if point.kind}
+    handles += [Line2D([], [], marker=marker, linestyle="none", color=c, label=kind) for kind, (c, marker) in kinds.items()]
+    if any(not point.expected for point in points):
+        handles += [Line2D([], [], color=GREY, marker="|", markersize=9, linestyle="none", label="stem: down to no overlap")]
     return handles
 
 
@@ -210,9 +226,10 @@ def roofline_plot(
 ) -> Figure:  # fmt: skip
     """Kernels or steps under the roofs of an accelerator, on two logarithmic axes.
 
-    Dashed: the datasheet's roofs. Solid: what kernels attain, measured on such a device or fitted to measurements, where
-    known. A mark stands at the expected time where that is calibrated, else at the bound, with a stem down to where no
-    overlap at all would leave it; its percentage is of the datasheet's roof above it.
+    Dashed: the datasheet's roofs; work for a unit that the accelerator lacks stands under that of its 16-bit unit. Solid: what
+    kernels attain, measured on such a device or fitted to measurements, where known. A mark stands at the expected time
+    where that is calibrated, else at the bound, with a stem down to where no overlap at all would leave it; its percentage
+    is of the datasheet's roof above it.
 
     Args:
         points: of ``kernel_points`` or ``step_point``; prefill is filled, decode hollow. May be empty: roofs alone.
@@ -223,7 +240,8 @@ def roofline_plot(
         raise InputError(f"reached: {reached!r} is not {KNOWN!r}; give Roofs of your own, or None for the datasheet alone")
     spec = datasheet(accelerator)
     found = attained(accelerator) if isinstance(reached, str) else reached
-    figure = new_figure(title or f"Roofline of {accelerator.id}", size or ROOMY)
+    points = [replace(point, unit=accelerator.unit_for(point.unit)) for point in points]
+    figure = new_figure(title or f"Roofline of {accelerator.id}", size, ROOMY)
     axes = figure.add_subplot()
     across, up = _limits(points, spec, found)
     axes.set_xlim(*across)
@@ -237,23 +255,24 @@ def roofline_plot(
     if found:
         _draw_roofs(axes, found, across, solid=True)
     ridge = spec.rates["bf16"] / spec.bandwidth
-    axes.plot([ridge], [spec.rates["bf16"] / TERA], marker="|", markersize=13, markeredgewidth=1.6, color=INK, zorder=4)
-    axes.plot([ridge, ridge], [up[0], spec.rates["bf16"] / TERA], color=GREY, linewidth=0.7, linestyle=":", zorder=1)
+    axes.plot([ridge, ridge], [up[0], spec.rates["bf16"] / TERA], color=GREY, linewidth=1.0, linestyle=":", zorder=1, label=GUIDE)
     texts = _name_roofs(axes, spec, found, across)
     texts.append(axes.annotate(f"ridge, bf16: {ridge:,.0f} FLOP/B", (ridge, up[0]), xytext=(3, 4), textcoords="offset points",
                                fontsize=7.5, color=INK))  # fmt: skip
     middle = math.sqrt(across[0] * min(spec.rates.values()) / spec.bandwidth)
     share = f", {_percent(found.bandwidth / spec.bandwidth)} attained" if found else ""
-    labels = _marks(axes, _merged(points), spec)
-    labels.append(Label(middle, middle * spec.bandwidth / TERA, f"{spec.bandwidth / TERA:,.3g} TB/s{share}"))
-    legend(figure, _handles(points, found, missing=isinstance(reached, str)))
+    groups = _merged(points)
+    named, others = _marks(axes, groups, spec)
+    labels = [Label(middle, middle * spec.bandwidth / TERA, f"{spec.bandwidth / TERA:,.3g} TB/s{share}"), *named]
+    legend(figure, _handles([first for first, _ in groups], found, missing=isinstance(reached, str)))
+    spread(figure, texts[:-1])
     ladder = [
         (x, roofs.attainable(unit, x) / TERA) for roofs in (spec, found) if roofs for unit in roofs.rates for x in _steps(*across)
     ]
-    place(figure, axes, labels, ladder, texts)
+    place(figure, axes, labels, ladder, texts, others)
     return figure
 
 
-def _steps(low: float, high: float, number: int = 60) -> list[float]:
+def _steps(low: float, high: float, number: int = 90) -> list[float]:
     """Numbers from low to high, evenly spaced on a logarithmic axis."""
     return [low * (high / low) ** (index / (number - 1)) for index in range(number)]

@@ -47,11 +47,17 @@ def _collection(found: Any, digits: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def dashes(line: Any) -> str:
+    """How a line is drawn: "-", "None", or the lengths of its dashes and gaps."""
+    style, pattern = str(line.get_linestyle()), getattr(line, "_unscaled_dash_pattern", (0, None))[1]
+    return style if pattern is None else " ".join(f"{length:g}" for length in pattern)
+
+
 def _line(line: Any, digits: int) -> dict[str, Any]:
     points = line.get_xydata()
     return {
         "label": str(line.get_label()), "points": _points(points, digits), "count": len(points),
-        "colour": _colour(line.get_color()), "style": str(line.get_linestyle()), "marker": str(line.get_marker()),
+        "colour": _colour(line.get_color()), "style": dashes(line), "marker": str(line.get_marker()),
         "fill": _colour(line.get_markerfacecolor()), "width": _round(line.get_linewidth(), digits),
     }  # fmt: skip
 

@@ -8,6 +8,8 @@ styles, markers and hatches differ beside them, so that a figure can be read wit
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,15 +27,23 @@ LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo")
 FORMATS = ("svg", "png", "pdf")
+LIKELY: dict[str, Any] = {"linestyle": "-", "linewidth": 3.2, "alpha": 0.55}
+"""The line of expected values."""
+LIKELY_MARK = 3.5
 SIZE, DPI, NOTEBOOK_DPI = (7.0, 5.0), 150.0, 80.0
 LARGEST_SIDE, LARGEST_DPI = 60.0, 1200.0
+TITLE_LETTERS, SUBTITLE_LETTERS, LEGEND_LETTERS = 10.0, 15.0, 14.0
+"""Letters of a title, of what stands below it, and of a legend to an inch."""
+LEGEND_ROW, MOST_COLUMNS = 0.19, 4
+"""Inches of a row of a legend, and the most columns of one."""
 
 STYLE: dict[str, Any] = {
-    "axes.axisbelow": True, "axes.edgecolor": GREY, "axes.grid": True, "axes.labelsize": 9.5, "axes.spines.right": False,
-    "axes.spines.top": False, "axes.titlesize": 8.5, "font.size": 9, "figure.dpi": 100, "figure.facecolor": "white",
-    "grid.color": "#DDDDDD", "grid.linewidth": 0.6, "hatch.color": "white", "hatch.linewidth": 1.0, "legend.fontsize": 8.5,
-    "legend.frameon": False, "lines.linewidth": 1.8, "lines.markersize": 5.5, "pdf.fonttype": 42, "svg.fonttype": "path",
-    "svg.hashsalt": "roofline", "text.color": INK, "axes.labelcolor": INK, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5,
+    "axes.axisbelow": True, "axes.edgecolor": GREY, "axes.grid": True, "axes.labelcolor": INK, "axes.labelsize": 9.5,
+    "axes.spines.right": False, "axes.spines.top": False, "axes.titlesize": 8.5, "figure.dpi": 100, "figure.facecolor": "white",
+    "font.size": 9, "grid.color": "#DDDDDD", "grid.linewidth": 0.6, "hatch.color": "white", "hatch.linewidth": 1.0,
+    "legend.fontsize": 8.5, "legend.frameon": False, "lines.linewidth": 1.8, "lines.markersize": 5.5, "pdf.fonttype": 42,
+    "svg.fonttype": "path", "svg.hashsalt": "roofline", "text.color": INK, "text.hinting": "none", "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
 }  # fmt: skip
 
 P = ParamSpec("P")
@@ -49,12 +59,20 @@ def styled() -> Iterator[None]:
 
 
 def drawn(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Runs a function that draws a figure in the common style."""
+    """Runs a function that draws a figure in the common style.
+
+    A ``size`` of the caller's at which words would cover one another or leave the figure is an InputError.
+    """
 
     @functools.wraps(draw)
     def in_style(*arguments: P.args, **options: P.kwargs) -> Figure:
+        from roofline.plots.legible import check
+
         with styled():
-            return draw(*arguments, **options)
+            figure = draw(*arguments, **options)
+            if options.get("size"):
+                check(figure)
+            return figure
 
     return in_style
 
@@ -64,7 +82,13 @@ def _picture() -> type[Figure]:
     from matplotlib.figure import Figure
 
     class Picture(Figure):
-        """A figure that a notebook shows, and whose text says which picture it is."""
+        """A figure that a notebook shows, and whose text says which picture it is.
+
+        Attributes:
+            grows: whether a legend may make it higher, as nobody asked for a size.
+        """
+
+        grows = False
 
         def __str__(self) -> str:
             return repr(self)
@@ -81,37 +105,64 @@ def _picture() -> type[Figure]:
     return Picture
 
 
-def new_figure(title: str, size: tuple[float, float] | None = None) -> Figure:
+def new_figure(title: str, size: tuple[float, float] | None = None, own: tuple[float, float] = SIZE) -> Figure:
     """An empty figure with a title, flush left; its layout keeps labels, legends and axes apart.
 
     Args:
-        size: width and height in inches. Raises InputError where one is out of range.
+        size: width and height in inches as asked for; else ``own``, made higher where a legend needs it.
+
+    Raises InputError where a side is out of range.
     """
-    width, height = size or SIZE
+    width, height = size or own
     if not (1 <= width <= LARGEST_SIDE and 1 <= height <= LARGEST_SIDE):
         raise InputError(f"size: {width:g} x {height:g} inches is out of range; give both sides from 1 to {LARGEST_SIDE:g}")
     figure = _picture()(figsize=(width, height), layout="constrained")
+    figure.grows = size is None  # type: ignore[attr-defined]
     if title:
-        figure.suptitle(title, x=0.012, ha="left", fontsize=11, fontweight="bold")
+        figure.suptitle(_wrapped(title, width * TITLE_LETTERS), x=0.012, ha="left", fontsize=11, fontweight="bold")
     return figure
 
 
-def subtitle(axes: Axes, text: str) -> None:
-    """What the figure takes for granted, in small grey letters above the axes, in as many lines as it needs."""
+def _wrapped(text: str, width: float) -> str:
+    """A text in lines of at most so many letters; its own line breaks stay."""
     import textwrap
 
+    return "\n".join(line for part in text.split("\n") for line in textwrap.wrap(part, max(20, int(width))))
+
+
+def subtitle(axes: Axes, text: str, taken: float = 0.9) -> None:
+    """What the figure takes for granted, in small grey letters above the axes, in as many lines as it needs.
+
+    ``taken`` are the inches that lie left of the axes.
+    """
     width = axes.get_figure(root=True).get_size_inches()[0]  # type: ignore[union-attr]
-    lines = [line for part in text.split("\n") for line in textwrap.wrap(part, max(30, int(width * 13.2)))]
-    axes.set_title("\n".join(lines), loc="left", color=GREY)
+    axes.set_title(_wrapped(text, (width - taken) * SUBTITLE_LETTERS), loc="left", color=GREY)
 
 
-def legend(figure: Figure, handles: list[Any], columns: int = 0) -> None:
-    """A legend below the axes, where it hides nothing."""
+def legend(figure: Figure, handles: list[Any]) -> None:
+    """A legend below the axes, where it hides nothing: in as few rows as its entries allow, which take their own room."""
     if not handles:
         return
-    longest = max(len(str(handle.get_label())) for handle in handles)
-    room = max(1, int(figure.get_size_inches()[0] * 14 / (longest + 6)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns or min(room, len(handles), 4))
+    width, height = figure.get_size_inches()
+    labels = [_wrapped(str(handle.get_label()), width * LEGEND_LETTERS - 8) for handle in handles]
+    most = min(len(labels), MOST_COLUMNS)
+    numbers = (math.ceil(len(labels) / math.ceil(len(labels) / number)) for number in range(most, 0, -1))
+    columns = next(found for number in numbers if (found := _columns(labels, number, width * LEGEND_LETTERS)))
+    if getattr(figure, "grows", False):
+        lines = max(sum(1 + label.count("\n") for label in column) for column in columns)
+        figure.set_size_inches(width, height + LEGEND_ROW * max(0, lines - 3))
+    for handle, label in zip(handles, labels, strict=True):
+        handle.set_label(label)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(columns))
+
+
+def _columns(labels: list[str], number: int, letters: float) -> list[list[str]]:
+    """Labels in so many columns, each filled from above as matplotlib does it; empty where the columns are too wide."""
+    least, longer = divmod(len(labels), number)
+    ends = [least * done + min(done, longer) for done in range(number + 1)]
+    columns = [labels[start:end] for start, end in itertools.pairwise(ends)]
+    wide = sum(6 + max(len(line) for label in column for line in label.split("\n")) for column in columns)
+    return columns if number == 1 or wide <= letters else []
 
 
 def nothing_drawn(label: str) -> Any:

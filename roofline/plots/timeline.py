@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roofline.errors import InputError
-from roofline.plots.labels import time_unit
+from roofline.plots.labels import GUIDE
 from roofline.plots.style import COLOURS, LINES, drawn, legend, new_figure, subtitle
+from roofline.plots.ticks import grouped, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -180,7 +181,7 @@ def timeline_plot(
     heights = [max(0.9, min(3.6, 0.16 * len(shown)))] if shown else []
     heights += [0.45 + 0.3 * len(trace.steps)] if trace.steps else []
     heights += [1.0] * len(trace.counters)
-    figure = new_figure(title or "A served workload", size or (8.0, 1.5 + sum(heights)))
+    figure = new_figure(title or "A served workload", size, (8.0, 1.5 + sum(heights)))
     grid = list(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
     _title(grid[0], number, len(shown))
     panels = list(grid)
@@ -194,15 +195,17 @@ def timeline_plot(
         _rows(axes, trace.steps, scale, 0.7)
         axes.set_yticks(range(len(trace.steps)), list(trace.steps))
     for axes, (name, tracks) in zip(panels, trace.counters.items(), strict=True):
+        alone = {"label": GUIDE} if len(tracks) == 1 else {}
         for order, (_, line) in enumerate(tracks.items()):
             axes.step([moment / scale for moment, _ in line], [value for _, value in line], where="post", linewidth=1.3,
-                      color=COLOURS[order % len(COLOURS)], linestyle=LINES[order % len(LINES)])  # fmt: skip
+                      color=COLOURS[order % len(COLOURS)], linestyle=LINES[order % len(LINES)], **alone)  # fmt: skip
         axes.set_ylim(0, 1.15 * max([1.0, *(value for line in tracks.values() for _, value in line)]))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+        axes.yaxis.set_major_formatter(grouped)
         axes.set_ylabel(name.replace(" ", "\n").capitalize())
         axes.yaxis.get_major_locator().set_params(nbins=4, integer=True)
     grid[-1].set_xlabel(f"Time [{unit}]")
     grid[-1].set_xlim(low / scale, high / scale)
+    grid[-1].xaxis.set_major_formatter(grouped)
     present = {s.kind for rows in (*trace.requests.values(), *trace.steps.values()) for s in rows}
     handles: list[Any] = [Patch(facecolor=c, hatch=h, edgecolor="white", label=k) for k, (c, h) in KINDS.items() if k in present]
     legend(figure, [*handles, *_lines(trace)])

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roofline.errors import InputError
-from roofline.plots.labels import log_axis
 from roofline.plots.style import COLOURS, GREY, INK, MARKERS, drawn, legend, new_figure
+from roofline.plots.ticks import log_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ BANDS = ((0.10, "#9C9C9C"), (0.25, "#DCDCDC"))
 MOST_PANELS, ACROSS = 16, 4
 POINTS = 600
 """The most points drawn of one series, evenly spaced over the order they come in."""
-PANEL_TICKS = 4
+PANEL_TICKS, ONE_PANEL_TICKS = 4, 7
 FEW = 25
 """Up to so many points are drawn large."""
 UNITS = ((10.0, 1.0, "s"), (0.1, 1e-3, "ms"), (0.0, 1e-6, "us"))
@@ -34,12 +34,19 @@ class Compared:
     Attributes:
         panel: the panel it belongs to, such as the class of a kernel. label: its name there.
         measured, predicted: seconds, arrays (or lists) of one length.
+        group: whose colour and mark its points have in all panels, such as a framework; "" for its own.
     """
 
     panel: str
     label: str
     measured: Any
     predicted: Any
+    group: str = ""
+
+    @property
+    def looks(self) -> str:
+        """What the legend calls its points."""
+        return self.group or self.label
 
 
 def _arrays(series: Compared) -> tuple[Any, Any]:
@@ -70,7 +77,8 @@ def validation_plot(series: Sequence[Compared], *, title: str = "", size: tuple[
 
     The diagonal is a perfect prediction; the grey bands are errors of 10 and 25 % of the measurement. Each panel states
     rows, mean absolute error relative to the measurement, median of measured over predicted, and the rows within the bands.
-    Statistics are of all rows; of long series an even sample is drawn.
+    Statistics are of all rows; of long series an even sample is drawn. Colours and marks are those of groups, or of series;
+    where these are too many to be told apart, all points are alike.
 
     Raises InputError: nothing to draw, arrays that do not match, times that are not positive, too many panels.
     """
@@ -88,7 +96,10 @@ def validation_plot(series: Sequence[Compared], *, title: str = "", size: tuple[
     columns = min(ACROSS, math.ceil(math.sqrt(len(panels))))
     rows = math.ceil(len(panels) / columns)
     side = 5.6 if len(panels) == 1 else 3.5
-    figure = new_figure(title or "Predicted against measured time", size or (side * columns + 0.6, side * rows + 1.1))
+    groups = list(dict.fromkeys(found.looks for found in series))
+    if len(groups) > len(COLOURS):
+        groups = ["rows"]
+    figure = new_figure(title or "Predicted against measured time", size, (side * columns + 0.6, side * rows + 1.1))
     grid = figure.subplots(rows, columns, squeeze=False)
     for number, axes in enumerate(grid.flat):
         if number >= len(panels):
@@ -97,18 +108,19 @@ def validation_plot(series: Sequence[Compared], *, title: str = "", size: tuple[
         name, members = list(panels.items())[number]
         pairs = [_arrays(found) for found in members]
         measured, predicted = (numpy.concatenate(values) for values in zip(*pairs, strict=True))
-        _panel(axes, name, pairs, summary(measured, predicted))
+        looks = [groups.index(found.looks) if found.looks in groups else 0 for found in members]
+        ticks = PANEL_TICKS if len(panels) > 1 else ONE_PANEL_TICKS
+        _panel(axes, name, pairs, looks, summary(measured, predicted), ticks)
     handles: list[Any] = [Line2D([], [], color=INK, linewidth=1.0, label="predicted = measured")]
     handles += [Patch(color=grey, label=f"within {100 * band:.0f} %") for band, grey in BANDS]
-    if len(panels) == 1 and len(series) > 1:
-        handles += [Line2D([], [], linestyle="none", marker=MARKERS[n % len(MARKERS)], color=COLOURS[n % len(COLOURS)],
-                           markersize=4, label=found.label) for n, found in enumerate(series)]  # fmt: skip
+    handles += [Line2D([], [], linestyle="none", marker=MARKERS[n], color=COLOURS[n], markersize=4, label=group)
+                for n, group in enumerate(groups)]  # fmt: skip
     legend(figure, handles)
     return figure
 
 
-def _panel(axes: Axes, name: str, pairs: Sequence[tuple[Any, Any]], text: str) -> None:
-    """One class: bands, diagonal, points."""
+def _panel(axes: Axes, name: str, pairs: Sequence[tuple[Any, Any]], looks: Sequence[int], text: str, ticks: int) -> None:
+    """One class: bands, diagonal, points; ``looks`` is the number of each series' colour and mark."""
     import numpy
 
     ends = [value for measured, predicted in pairs for both in (measured, predicted) for value in (both.min(), both.max())]
@@ -116,16 +128,16 @@ def _panel(axes: Axes, name: str, pairs: Sequence[tuple[Any, Any]], text: str) -
     low, high = min(ends) / scale / 1.6, max(ends) / scale * 1.6
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
-    log_axis(axes, "x", 10, most=PANEL_TICKS)
-    log_axis(axes, "y", 10, most=PANEL_TICKS)
+    log_axis(axes, "x", 10, most=ticks)
+    log_axis(axes, "y", 10, most=ticks)
     line = numpy.array([low, high])
     for band, grey in reversed(BANDS):
         axes.fill_between(line, line * (1 - band), line * (1 + band), color=grey, alpha=0.75, linewidth=0, zorder=1)
     axes.plot(line, line, color=INK, linewidth=1.0, zorder=2)
-    for number, (measured, predicted) in enumerate(pairs):
+    for number, (measured, predicted) in zip(looks, pairs, strict=True):
         chosen = numpy.unique(numpy.linspace(0, len(measured) - 1, min(POINTS, len(measured))).round().astype(int))
-        marker: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markersize": 2.6 if len(measured) > FEW else 5.0}
-        axes.plot(measured[chosen] / scale, predicted[chosen] / scale, linestyle="none", color=COLOURS[number % len(COLOURS)],
+        marker: dict[str, Any] = {"marker": MARKERS[number], "markersize": 2.6 if len(measured) > FEW else 5.0}
+        axes.plot(measured[chosen] / scale, predicted[chosen] / scale, linestyle="none", color=COLOURS[number],
                   markeredgewidth=0, alpha=0.65, zorder=3, rasterized=True, **marker)  # fmt: skip
     axes.set_xlabel(f"Measured [{unit}]")
     axes.set_ylabel(f"Predicted [{unit}]")

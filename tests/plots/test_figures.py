@@ -34,8 +34,11 @@ from roofline.plots import (
     timeline_plot,
     validation_plot,
 )
+from roofline.plots.labels import GUIDE
+from roofline.plots.legible import faults
 from roofline.plots.roofs import Roofs, attained, datasheet
-from roofline.plots.style import COLOURS, FORMATS, HATCHES, LINES, MARKERS, written
+from roofline.plots.structure import dashes
+from roofline.plots.style import COLOURS, FORMATS, GREY, HATCHES, INK, LINES, MARKERS, written
 from roofline.sharded import ShardedDeployment
 
 BASELINES = Path(__file__).with_name("baselines")
@@ -66,6 +69,24 @@ def _crowded() -> Any:
 def _steps() -> Any:
     one = on("mi300x", "llama-3.1-8b")
     return roofline_plot(one.accelerator, [step_point(one.decode(b, 4096), f"batch {b}") for b in (1, 16, 256)])
+
+
+def _fallback_unit() -> Any:
+    """Mamba 2's scan multiplies in fp32, for which an L4 has no matrix unit."""
+    one = on("l4", "mamba2-2.7b")
+    points = [*kernel_points(one, 8, 4096, engine="none"), *kernel_points(one, 1, 0, phase="prefill", engine="none")]
+    return roofline_plot(one.accelerator, points, reached=None)
+
+
+def _models() -> Any:
+    cases = {name: on("h100-sxm", name) for name in ("qwen2.5-0.5b", "llama-2-13b", "mamba2-2.7b")}
+    points = [
+        step_point(step, f"batch {b}", n, kind=name)
+        for n, (name, one) in enumerate(cases.items())
+        for b in (1, 256)
+        for step in (one.decode(b, 4096), one.prefill(b, 1024))
+    ]
+    return roofline_plot(load_accelerator("h100-sxm"), points, reached=REACHED)
 
 
 def _two_heads() -> dict[str, Deployment]:
@@ -104,28 +125,48 @@ def _trace(requests: int) -> list[dict[str, Any]]:
 
 
 SEVERAL = ("llama-2-13b", "llama-3.1-8b", "deepseek-v3", "gemma-3-27b-it", "mamba2-2.7b", "qwen3-next-80b-a3b")
+SEVEN = (*SEVERAL[:2], "qwen2.5-0.5b", "mamba2-2.7b", "nemotron-h-8b", "gpt-oss-20b", "gemma-3-27b-it")
+LONG = "llama-3.1-minitron-4b-depth-base"
 MESHES = {"tp 8": {"tp": 8}, "tp 2, pp 4": {"tp": 2, "pp": 4}}
 
 FIGURES: dict[str, Callable[[], Any]] = {
     "roofline": _kernels,
     "roofline-crowded": _crowded,
     "roofline-steps": _steps,
+    "roofline-fallback-unit": _fallback_unit,
+    "roofline-models": _models,
     "latency": lambda: latency_plot(_two_heads(), DOUBLINGS, 1024, measured={"MHA": [(1, 0.0095), (16, 0.0141)]}, engine="none"),
     "latency-small": lambda: latency_plot(on("h100-sxm", "smollm2-135m"), [1, 2], 128, engine="none"),
     "latency-wide": _wide,
     "latency-nothing-fits": lambda: latency_plot(on("l4", "llama-3.1-405b"), [1, 4], 4096, engine="none"),
+    "latency-seven": lambda: latency_plot(
+        {name: on("h100-sxm", name) for name in SEVEN}, [2**power for power in range(13)], 8192, engine="none"
+    ),
     "throughput": lambda: throughput_plot(_two_heads(), DOUBLINGS, 1024, engine="none"),
     "pareto": lambda: pareto_plot(
         {"llama-3.1-70b": [on("h100-sxm", "llama-3.1-70b", tp=n) for n in (2, 4, 8)]}, DOUBLINGS, 8192, engine="none"
     ),
     "pareto-small": lambda: pareto_plot({"8b": [on("h100-sxm", "llama-3.1-8b")]}, [1, 2], 1024, engine="none"),
+    "pareto-meshes": lambda: pareto_plot(
+        {name: [on("mi300x", name, tp=n) for n in (1, 2, 4, 8)] for name in ("llama-3.1-70b", "nemotron-h-56b")},
+        DOUBLINGS,
+        131072,
+        engine="none",
+    ),
     "memory": lambda: memory_plot({n: on("h100-sxm", "llama-3.1-70b", **m) for n, m in MESHES.items()}, 64, 32768),
     "memory-small": lambda: memory_plot(on("h100-sxm", "llama-3.1-8b"), 1, 16),
+    "memory-short": lambda: memory_plot(
+        {f"{name} on {gpu}": on(gpu, name) for name in ("llama-3.1-8b", LONG) for gpu in ("l4", "b200-sxm")}, 4, 2**20
+    ),
     "kv": lambda: kv_plot({n: load_model(n) for n in SEVERAL}, [2**p for p in range(13, 21)], accelerator=load_accelerator("l4")),
     "kv-small": lambda: kv_plot({"8b": load_model("llama-3.1-8b")}, [1000, 2000]),
     "breakdown": lambda: breakdown_plot(on("b200-sxm", "deepseek-v3"), [1, 8, 64, 512], 32768, engine="none"),
     "breakdown-prefill": lambda: breakdown_plot(on("h100-sxm", "llama-3.1-70b", tp=8), [1], 0, phase="prefill", engine="none"),
+    "breakdown-long": lambda: breakdown_plot(
+        {name: on("b200-sxm", name) for name in (LONG, "deepseek-v4-pro", "nemotron-h-56b")}, [1, 256], 131072, engine="none"
+    ),
     "validation": _series,
+    "validation-many": lambda: validation_plot([Compared("gemm", f"kernel {n}", [1e-6 * n], [1.1e-6 * n]) for n in range(1, 20)]),
     "lines": lambda: lines_plot(
         {"flat": [(1, 2.0), (512, 2.0)], "falling": [(1, 3.0), (16, 2.5), (512, 0.8)]},
         x="Batch [sequences]",
@@ -200,45 +241,85 @@ def test_a_planted_change_is_found(change: Any) -> None:
     assert digest(figure) != mark
 
 
-def _texts(figure: Any) -> list[tuple[str, Any]]:
-    """(text, box) of everything that is written, the layout settled."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.text import Text
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_covers_another_or_leaves_the_figure(figures: dict[str, Any], name: str) -> None:
+    assert faults(figures[name]) == []
 
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    renderer = canvas.get_renderer()
+
+@pytest.mark.parametrize(
+    ("x", "y", "text", "says"),
+    [(0.0, 1.02, "Over the title of these axes", "cover one another"), (0.95, 0.5, "beyond the right edge", "leaves the figure")],
+)
+def test_a_planted_text_is_found(x: float, y: float, text: str, says: str) -> None:
+    figure = FIGURES["lines"]()
+    figure.axes[0].text(x, y, text, transform=figure.axes[0].transAxes).set_in_layout(False)
+    assert any(says in fault for fault in faults(figure))
+
+
+def test_a_size_without_room_for_the_words_is_refused() -> None:
+    assert latency_plot(_two_heads(), DOUBLINGS, 1024, engine="none", size=(6, 4.5))
+    with pytest.raises(InputError, match=r"size: 3 x 2\.5 inches leave no room"):
+        latency_plot(_two_heads(), DOUBLINGS, 1024, engine="none", size=(3, 2.5))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether a colour is another one, or that of words and legends that speak of any colour."""
+    from matplotlib.colors import to_hex
+
+    return to_hex(other) in (to_hex(one), GREY.lower(), INK.lower())
+
+
+def _hollow(line: Any) -> bool:
+    from matplotlib.colors import to_hex
+
+    return to_hex(line.get_markerfacecolor()) == "#ffffff"
+
+
+def unexplained(figure: Any) -> list[str]:
+    """What is drawn and means something, without an entry of the legend that looks like it."""
+    from matplotlib.lines import Line2D
+
+    handles = [handle for legend in figure.legends for handle in legend.legend_handles]
+    words = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    lines = [handle for handle in handles if isinstance(handle, Line2D)]
+    areas = [handle for handle in handles if not isinstance(handle, Line2D)]
     found = []
-    for artist in figure.findobj(Text):
-        axes = artist.axes
-        shown = artist.get_visible() and artist.get_text().strip() and (axes is None or axes.get_visible())
-        if shown and _inside_limits(artist, figure):
-            found.append((artist.get_text(), artist.get_window_extent(renderer)))
+    for line in (line for axes in figure.axes for line in axes.lines if len(line.get_xydata())):
+        label, colour, marker = str(line.get_label()), line.get_color(), str(line.get_marker())
+        own = label.startswith("_") and not label.startswith("_child")
+        if label == GUIDE or (own and any(word.startswith(label[1:]) for word in words)):
+            continue
+        style = dashes(line)
+        if style != "None" and not any(dashes(h) == style and _same(colour, h.get_color()) for h in lines):
+            found.append(f"line {style} {colour}")
+        if marker != "None" and not any(h.get_marker() == marker and _same(colour, h.get_color()) for h in lines):
+            found.append(f"marker {marker} {colour}")
+        if marker not in ("None", "x", "*", "|") and not any(
+            _hollow(h) == _hollow(line) for h in lines if h.get_marker() != "None"
+        ):
+            found.append(f"{'hollow' if _hollow(line) else 'filled'} {marker}")
+    shapes = [shape for axes in figure.axes for shape in (*axes.patches, *axes.collections) if shape.get_label() != GUIDE]
+    for shape in shapes:
+        edge, hatch = shape.get_edgecolor(), shape.get_hatch()
+        face = shape.get_facecolor()
+        face, edge = (colour[0] if len(colour) and hasattr(colour[0], "__len__") else colour for colour in (face, edge))
+        empty = len(face) == 0 or face[3] == 0
+        alike = [h for h in areas if h.get_hatch() == hatch]
+        if not any(_same(edge if empty else face, h.get_edgecolor() if empty else h.get_facecolor()) for h in alike):
+            found.append(f"area {face} {hatch}")
     return found
 
 
-def _inside_limits(artist: Any, figure: Any) -> bool:
-    """False for tick labels outside the limits of their axis, which are not drawn."""
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            ticks = [tick for tick in axis.get_major_ticks() if artist in (tick.label1, tick.label2)]
-            if ticks:
-                low, high = sorted(axis.get_view_interval())
-                shown = ticks[0].label1 is artist and ticks[0].label1.get_visible()
-                return shown and low * (1 - 1e-9) <= ticks[0].get_loc() <= high * (1 + 1e-9)
-    return True
-
-
 @pytest.mark.parametrize("name", FIGURES)
-def test_no_text_covers_another_or_leaves_the_figure(figures: dict[str, Any], name: str) -> None:
-    figure = figures[name]
-    found = _texts(figure)
-    width, height = figure.get_size_inches() * figure.dpi
-    boxes = [(text, box.padded(-1.0)) for text, box in found]
-    covered = [(a, b) for (a, one), (b, other) in itertools.combinations(boxes, 2) if one.overlaps(other)]
-    assert covered == []
-    outside = [text for text, box in found if box.x0 < -1 or box.y0 < -1 or box.x1 > width + 1 or box.y1 > height + 1]
-    assert outside == []
+def test_the_legend_or_a_word_explains_all_that_is_drawn(figures: dict[str, Any], name: str) -> None:
+    assert unexplained(figures[name]) == []
+
+
+@pytest.mark.parametrize("style", [{"linestyle": ":"}, {"color": "#123456"}, {"marker": "h"}, {"marker": "o", "mfc": "white"}])
+def test_a_planted_line_without_an_entry_is_found(style: dict[str, Any]) -> None:
+    figure = FIGURES["lines"]()
+    figure.axes[0].plot([1, 2], [1, 2], **{"color": COLOURS[0], **style})
+    assert unexplained(figure)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
