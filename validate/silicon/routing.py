@@ -33,18 +33,14 @@ def _balanced(tokens: int, experts: int, chosen: int) -> Any:
 
 
 def _raise_smallest(counts: Any, amounts: Any) -> Any:
-    """Row by row, one more, ``amounts`` times, for whoever has least: the level to which the small ones rise."""
+    """Each row in rising order after one more, ``amounts`` times, for whoever has least: the small ones rise to one level."""
     import numpy
 
-    order = numpy.argsort(counts, axis=1, kind="stable")
-    risen = numpy.take_along_axis(counts, order, axis=1)
+    risen = numpy.sort(counts, axis=1)
     places, sums = numpy.arange(1, risen.shape[1] + 1), numpy.cumsum(risen, axis=1)
     many = (places * risen - sums <= amounts[:, None]).sum(axis=1)
     level, rest = numpy.divmod(sums[numpy.arange(len(sums)), many - 1] + amounts, many)
-    raised = level[:, None] + (places <= rest[:, None])
-    result = numpy.empty_like(counts)
-    numpy.put_along_axis(result, order, numpy.where(places <= many[:, None], raised, risen), axis=1)
-    return result
+    return numpy.where(places <= many[:, None], level[:, None] + (places <= rest[:, None]), risen)
 
 
 def _dealt(counts: Any, amounts: Any, ranks: int) -> Any:
