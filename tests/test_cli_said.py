@@ -36,3 +36,13 @@ def test_bounds_are_called_bounds_where_no_engine_is_named(cli: Cli) -> None:
     assert told not in cli(*question, "--engine", "vllm").out
     for command in ("what-if", "simulate"):
         assert "[default: none, datasheet bounds" in " ".join(cli(command, "--help").out.split())
+
+
+def test_validate_alone_shows_examples_and_published_rows_stay_narrow(cli: Cli) -> None:
+    alone = cli("validate")
+    assert (alone.code, alone.err) == (0, "")
+    assert alone.out.count("\n  roofline validate ") >= 3
+    assert cli("validate", "publisht").code == 2
+    table = cli("validate", "published").out
+    assert max(map(len, table.splitlines())) <= 120
+    assert any(record["comment"] for record in cli("validate", "published", "-o", "json").records)

@@ -26,6 +26,15 @@ WHAT = {
     "host": "two measured roofs of this machine and a few torch operations between them",
     "own": "your own measurements: --file with a CSV or JSON of operators",
 }
+EXAMPLES = """\
+roofline validate WHAT sets predictions beside measurements.
+
+  roofline validate published
+  roofline validate own --file measured.csv --gpu h100-sxm
+  roofline validate serving
+
+published and own need nothing more; serving and silicon read the tables of others (extra silicon).
+roofline validate --help lists all, docs/howto/read-a-validation-report.md says how to read a line."""
 OK, FINDING = 0, 1
 
 
@@ -34,17 +43,18 @@ def _percent(value: float | None) -> str:
 
 
 def _show_scores(scores: Sequence[Any], out: Output) -> None:
-    shown = scores if out.format != "table" else [score for score in scores if score.band is None]
+    whole = out.format == "table"
+    shown = [score for score in scores if score.band is None] if whole else scores
 
     def cells() -> tuple[list[str], list[list[Any]]]:
         headers = [
-            "class", "kernel", "dtype", "split", "band", "n", "ratio", "error\n%", "p90\n%", "bound\n%", "noise\n%", "target\n%",
-            "", "beats\nbound", "dropped", "constants",
+            "class", "kernel", "dtype", "split", *([] if whole else ["band"]), "n", "ratio", "error\n%", "p90\n%", "bound\n%",
+            "noise\n%", "target\n%", "", "beats\nbound", "dropped", "constants",
         ]  # fmt: skip
         rows = [
             [
-                s.cls, s.kernel, s.dtype, s.split, s.band or "all", s.n, f"{s.median_ratio:.2f}", _percent(s.mape),
-                _percent(s.p90), _percent(s.plain), _percent(s.noise_floor), _percent(s.target),
+                s.cls, s.kernel, s.dtype, s.split, *([] if whole else [s.band or "all"]), s.n, f"{s.median_ratio:.2f}",
+                _percent(s.mape), _percent(s.p90), _percent(s.plain), _percent(s.noise_floor), _percent(s.target),
                 {None: "", True: "met", False: "missed"}[s.met],
                 s.bound_violations, s.dropped, s.constants,
             ]
@@ -119,14 +129,17 @@ def _serving(out: Output) -> int:
 
 
 def _published(out: Output) -> int:
+    from textwrap import shorten
+
     from roofline.validate.anchors import kernels, throughput
 
     records = [*kernels(), *throughput()]
     out.records(records, lambda: (
-        ["published", "gpu", "roof", "ratio", "source", "comment"],
-        [[r["what"], r["gpu"], r["roof"], f"{r['ratio']:.2f}", r["source"], r["comment"]] for r in records],
+        ["published", "gpu", "roof", "ratio", "source"],
+        [[r["what"], r["gpu"], r["roof"], f"{r['ratio']:.2f}", shorten(r["source"].partition(",")[0], 36, placeholder=" ...")]
+         for r in records],
     ))  # fmt: skip
-    out.note("", "ratio: published over what the datasheet allows; nothing may exceed 1")
+    out.note("", "ratio: published over what the datasheet allows; nothing may exceed 1; -o json has pages and comments")
     return FINDING if any(record["ratio"] > 1 for record in records) else OK
 
 
@@ -315,9 +328,10 @@ def validate(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="WHAT", help="; ".join(f"{name}: {text}" for name, text in WHAT.items()), autocompletion=lambda: list(WHAT)
+            metavar="WHAT", help="; ".join(f"{name}: {text}" for name, text in WHAT.items()), autocompletion=lambda: list(WHAT),
+            show_default=False,
         ),
-    ],
+    ] = "",
     gpu: Annotated[
         str, typer.Option(help="The accelerator whose measurements are meant.", autocompletion=complete_gpus)
     ] = "h100-sxm",
@@ -345,6 +359,9 @@ def validate(
     """Predictions against measurements: operator by operator, on rows that no constant has seen."""
     from pathlib import Path
 
+    if not what:
+        out.note(EXAMPLES)
+        return OK
     if what not in WHAT:
         raise InputError(f"validate: {what!r} is not one of {', '.join(WHAT)}.{suggest(what, WHAT)}")
     if what == "silicon":
