@@ -220,7 +220,8 @@ print(", ".join(f"batch {batch}: {part:.0%} of the weights" for batch, part in s
 #
 # Once there are weights, the headers of the files say what was really stored, and the folder is compared with its config. A
 # safetensors file is a header in JSON and then bytes; here is a small one whose author added a bias that the config does not
-# mention.
+# mention. Headers are read by the library of that name (the extra `checkpoints`); without it nothing is compared, and the answer
+# says so, with the command that installs it.
 
 # %%
 small = {
@@ -279,9 +280,10 @@ assert abs(dict(gain["compute, decode"])[2] - 1) < 0.01
 assert dict(gain["compute, prefill"])[2] > 1.5
 assert abs(dict(gain["bandwidth, prefill"])[2] - 1) < 0.01
 assert meshes[2].bound_s < meshes[1].bound_s
-assert notes[0].endswith("as the config says")
-assert "DIFFER" in notes[1]
-assert "53,504 parameters where the config describes 53,440" in notes[1]
+compared = not any("were not compared" in note for note in notes)  # without the extra checkpoints they are not
+assert notes[0].endswith("as the config says") or not compared
+assert "DIFFER" in notes[1] or not compared
+assert "53,504 parameters where the config describes 53,440" in notes[1] or not compared
 print(
     f"{model.params / 1e9:.1f} B parameters; our card {cost['our-card']:.3f}, H100 {cost['h100-sxm']:.3f} USD per million tokens"
 )

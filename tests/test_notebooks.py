@@ -6,6 +6,9 @@ import ast
 import contextlib
 import io
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -103,6 +106,20 @@ def test_a_notebook_ends_with_assertions_and_imports_only_the_package(script: Pa
             imported.add(str(node.module).split(".")[0])
     assert imported <= ALLOWED
     assert "roofline" in imported
+
+
+def test_own_models_need_no_extra() -> None:
+    """The notebook a newcomer tries first runs with the base package alone, and says what the extra would add."""
+    script = ROOT / "notebooks" / "bring_your_own.py"
+    without = "import sys, runpy; sys.modules.update(dict.fromkeys(('safetensors', 'gguf', 'torch', 'transformers', 'scipy')))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{without}; runpy.run_path({str(script)!r})"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}, capture_output=True, text=True, check=False,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "were not compared with the config" in done.stdout
+    assert "[checkpoints]" in done.stdout
 
 
 def test_a_cell_that_changed_is_found(tmp_path: Path) -> None:
