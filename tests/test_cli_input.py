@@ -44,11 +44,12 @@ def test_lists_that_cannot_be_one_number_are_lists(text: str, values: list[int])
     assert whole_numbers([text], "batch", least=0) == values
 
 
-def test_sizes_in_sentences_can_be_typed(cli: Cli) -> None:
+def test_sizes_read_well_and_the_one_to_type_can_be_typed(cli: Cli) -> None:
     sizes = ("llama-3.1-8b", "-g", "h100-sxm", "-c", 250)
     (row,) = cli("fit", *sizes, "--json").records
     assert row["largest_batch"] > 1000
-    assert f"largest batch {row['largest_batch']} at" in cli("fit", *sizes).out
+    assert f"largest batch {row['largest_batch']:,} at" in cli("fit", *sizes).out
+    assert f"largest context {row['largest_context_tokens']:,} tokens at batch 1" in cli("fit", *sizes).out
     assert f"the largest batch there is {row['largest_batch']}\n" in cli("what-if", *sizes, "-b", 9999).out
 
 

@@ -46,3 +46,14 @@ def test_validate_alone_shows_examples_and_published_rows_stay_narrow(cli: Cli) 
     table = cli("validate", "published").out
     assert max(map(len, table.splitlines())) <= 120
     assert any(record["comment"] for record in cli("validate", "published", "-o", "json").records)
+
+
+def test_formulas_say_how_they_count_and_what_they_leave_out(cli: Cli) -> None:
+    said = cli("formula", "attention").out.splitlines()
+    assert said[-2].startswith("assumes: a multiply-add is 2 FLOP; causal attention counts the causal half")
+    assert said[-1] == "not modelled: re-reads by tiles, caches, launches, host time"
+    assert "assumes: as CS336 lecture 10 counts" in cli("formula", "attention", "--convention", "lecture").out
+    assert "assumes:" not in cli("formula", "attention", "-q").out
+    (record,) = cli("formula", "attention", "-o", "json").records
+    assert record["assumes"]
+    assert record["not_modelled"]

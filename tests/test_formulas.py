@@ -225,7 +225,7 @@ def test_experts_reach_the_ridge_at_a_batch_that_is_found_by_bisection():
 def test_every_entry_answers_on_the_command_line(name, cli):
     """With numbers for B and T and a ridge where it has one; a value that was set no longer stands in a formula."""
     (row,) = cli("formula", name, "--set", "T=1", "-o", "json").records
-    assert list(row) == KEYS
+    assert list(row) == [*KEYS, "assumes", "not_modelled"]
     left = sympy.sympify(row["bytes"], locals={letter: symbol(letter) for letter in ALPHABET})
     assert "T" not in {str(letter) for letter in left.free_symbols}
     assert row["values"] == {"T": 1}

@@ -79,11 +79,6 @@ def _size(size: int | None) -> str:
     return "no limit" if size is None else f"{size:,}"
 
 
-def _plain(size: int | None) -> str:
-    """A size as it can be typed: without separators."""
-    return "no limit" if size is None else str(size)
-
-
 def _missing(found: Largest) -> str:
     """By how much the next size misses, in the unit that shows it."""
     from roofline.units import GIB
@@ -166,8 +161,11 @@ def _verdicts(answers: Sequence[Answer], out: Output) -> list[str]:
         if short > 0:
             lines.append(f"{who}: {out.paint('does not fit:', 'red')} the weights alone are {capacity(short)} too large{per}")
             continue
-        batches = dict.fromkeys(f"{out.paint(_plain(b.size), 'green')} at context {p.context:,}" for p, b, _ in members)
-        contexts = dict.fromkeys(f"{out.paint(_plain(c.size), 'green')} at batch {p.step.batch:,}" for p, _, c in members)
+        batches = dict.fromkeys(f"{out.paint(_size(b.size), 'green')} at context {p.context:,}" for p, b, _ in members)
+        contexts = dict.fromkeys(
+            f"{out.paint(_size(c.size), 'green')}{'' if c.size is None else ' tokens'} at batch {p.step.batch:,}"
+            for p, _, c in members
+        )
         lines.append(f"{who}: largest batch {', '.join(batches)}; largest context {', '.join(contexts)}")
     if len(lines) > MOST_VERDICTS:
         lines = [*lines[:MOST_VERDICTS], f"and {len(lines) - MOST_VERDICTS} others in the table"]

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from roofline.formulas import Formula
 
 
+COUNTED = "a multiply-add is 2 FLOP; causal attention counts the causal half; a kernel's inputs and outputs move once"
+LECTURE = "as CS336 lecture 10 counts: a multiply-add is 2 FLOP, attention without a causal half, inputs and outputs move once"
+NOT_MODELLED = ("re-reads by tiles", "caches", "launches", "host time")
+
+
 def _complete_components(incomplete: str) -> list[str]:
     from roofline.formula_book import BOOK
 
@@ -120,14 +125,21 @@ def formula(
         loaded = load_model(model)
     found = formulas.formula(component, convention, loaded, _letters(sets))
     ridge = _at_ridge(found, gpu) if gpu is not None else {}
+    counted = [COUNTED if convention == "exact" else LECTURE, *(loaded.assumes if loaded else ())]
     if latex:
         if out.format != "table":
             raise InputError(f"latex: --latex is a format of its own; it does not go with -o {out.format}")
         out.write("\n".join(found.latex()))
     elif out.format == "table":
         out.write("\n".join([*found.lines(), *(f"  {label}: {value}" for label, value in ridge.items())]))
+        out.note("", *(f"assumes: {line}" for line in counted), f"not modelled: {', '.join(NOT_MODELLED)}")
     else:
         rows = [*found.rows(), *ridge.items()]
-        record = {**found.to_dict(), **({"batch_at_ridge": ridge} if ridge else {})}
+        record = {
+            **found.to_dict(),
+            **({"batch_at_ridge": ridge} if ridge else {}),
+            "assumes": counted,
+            "not_modelled": list(NOT_MODELLED),
+        }
         out.records([record], lambda: (["formula", "value"], [[label.strip(), f"`{value}`"] for label, value in rows]))
     return 0
