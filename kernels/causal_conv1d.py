@@ -18,8 +18,9 @@ from roofline.components.recurrent import CausalConv
 from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, check
-from roofline.kernels.fixed_state import batch, check_states, moved_tables, power_of_two, sequences, tables
+from roofline.kernels.fixed_state import batch, check_states, moved_tables, sequences, tables
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 
@@ -153,6 +154,7 @@ def inputs(case: Conv, device: str) -> Tensors:
         "bias": source.normal(case.channels, dtype=case.dtype) if case.bias else None,
         "state": source.normal(len(case.lengths) + 1, case.taps - 1, case.channels, dtype=case.dtype),
         **tables(case.lengths, source),
+        "longest": max(case.lengths),
     }
     for gate in ("before", "after") if case.gated else ():
         tensors[gate] = source.normal(*rows, dtype=case.dtype)

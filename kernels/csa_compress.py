@@ -25,6 +25,7 @@ from roofline.kernels.arguments import FLOATING, INT32, SINGLE, check, check_ind
 from roofline.kernels.index_keys import INDEX, dequantise, from_pages
 from roofline.kernels.rotary import angle_table
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Ragged, Work
@@ -132,7 +133,7 @@ def compress_kernel(
 
 def rows_for(DIM: int, every: int, series: int) -> int:
     """Tokens that a program pools together: those of a block, as far as registers allow."""
-    return int(min(1 << (series * every - 1).bit_length(), max(1, 4096 >> (DIM - 1).bit_length())))
+    return int(min(power_of_two(series * every), max(1, 4096 >> (DIM - 1).bit_length())))
 
 
 def compress(
@@ -179,7 +180,7 @@ def compress(
     stored, scales = (cache.view(torch.float8_e4m3fn), cache.view(torch.float32)) if narrow else (cache, None)
     compress_kernel[(len(cached), parts(longest, every, series))](
         x, state, bias, gain, angles, table, starts, cached, stored, scales, table.shape[1], epsilon,
-        DIM=DIM, BLOCK=1 << (DIM - 1).bit_length(), EVERY=every, SERIES=series, ROTARY=angles.shape[1],
+        DIM=DIM, BLOCK=power_of_two(DIM), EVERY=every, SERIES=series, ROTARY=angles.shape[1],
         ROWS=rows_for(DIM, every, series), PAGE=page, num_warps=4 if DIM <= 512 else 8,
     )  # fmt: skip
 

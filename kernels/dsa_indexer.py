@@ -24,6 +24,7 @@ from roofline.kernels.index_keys import INDEX, dequantise, from_pages, quantise,
 from roofline.kernels.microscaling import widen_e2m1, widen_e8m0
 from roofline.kernels.parts import Parts, block_counts, padded, parts_for, span
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Ragged, Work
@@ -136,7 +137,7 @@ def dsa_indexer(
 
 def groups_of(dim: int) -> int:
     """Groups of 32 elements of MXFP4 that a program holds: a power of two."""
-    return 1 << (dim // 32 - 1).bit_length()
+    return power_of_two(dim // 32)
 
 
 @dataclass(frozen=True)

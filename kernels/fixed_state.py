@@ -16,12 +16,18 @@ import triton
 import triton.language as tl
 
 from roofline.kernels.arguments import FLOATING, INT32, check, check_distinct, check_starts
-from roofline.kernels.spec import Moved, Tensors
+from roofline.kernels.spec import Moved, Tensors, Tolerance
 from roofline.kernels.types import Source
 from roofline.work import Ragged, Work
 
 NORM_EPSILON = 1e-6
 """Added to the sum of squares of a query or a key before its root."""
+STEP_TOLERANCE = {
+    "bf16": Tolerance(3e-3, "computed in fp32; outputs, and here and there states, rounded once to bf16"),
+    "fp16": Tolerance(4e-4, "computed in fp32, outputs rounded once to fp16"),
+    "fp32": Tolerance(1e-6, "fp32 sums in another order"),
+}
+"""How far a recurrence token by token may be from float64."""
 
 
 @triton.jit
@@ -56,7 +62,6 @@ def tables(lengths: tuple[int, ...], source: Source) -> Tensors:
     return {
         "starts": source.integers([0, *accumulate(lengths)]),
         "slots": source.permutation(len(lengths) + 1)[: len(lengths)],
-        "longest": max(lengths),
     }
 
 
@@ -79,8 +84,3 @@ def sequences(lengths: tuple[int, ...], tensors: Tensors) -> Iterator[tuple[slic
 def normalised(vectors: torch.Tensor) -> torch.Tensor:
     """Vectors along the last dimension, divided by their lengths."""
     return vectors / torch.sqrt(vectors.square().sum(-1, keepdim=True) + NORM_EPSILON)
-
-
-def power_of_two(size: int, least: int = 1) -> int:
-    """The smallest power of two that holds ``size`` elements."""
-    return max(least, 1 << (size - 1).bit_length())

@@ -24,7 +24,9 @@ from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, check, check_heads, check_starts, within
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.parts import tolerance
+from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Ragged, Work
@@ -177,7 +179,7 @@ def halves(width: int) -> tuple[int, int]:
     """A width as two powers of two, the first at least as large; 0 where one holds it. Smaller than 16 is padded to it."""
     first = max(16, 1 << (width.bit_length() - 1))
     rest = width - first
-    return first, max(16, 1 << (rest - 1).bit_length()) if rest > 0 else 0
+    return first, power_of_two(rest, 16) if rest > 0 else 0
 
 
 def choose(T: int, H: int, V: int, dtype: str, device: Device) -> Tiles:
@@ -227,7 +229,7 @@ def flash_attention(
         H1, H2 = halves(H)
         flash_attention_kernel[(ceil_div(longest, cut.BM), N, len(q_starts) - 1)](
             q, k, v, sinks, out, q_starts, k_starts, H**-0.5 if scale is None else scale, size, N=N, K=K, H=H, V=V, H1=H1, H2=H2,
-            VP=max(16, 1 << (V - 1).bit_length()), BM=cut.BM, BN=cut.BN, MASK=mask, CAP=soft_cap,
+            VP=power_of_two(V, 16), BM=cut.BM, BN=cut.BN, MASK=mask, CAP=soft_cap,
             num_warps=cut.warps, num_stages=cut.stages,
         )  # fmt: skip
     return out
@@ -372,7 +374,7 @@ def expected(case: Prefill, tensors: Tensors) -> Expected:
     k = cost.read["state"] * case.H // (case.H + case.values)
     per_value = keys * case.values // case.H
     H1, H2 = halves(case.H)
-    width = H1 + H2 + max(16, 1 << (case.values - 1).bit_length())
+    width = H1 + H2 + power_of_two(case.values, 16)
     programs = ceil_div(max(T for T, _ in case.batch), cut.BM) * case.N * len(case.batch)
     index = Moved("", read=4 * (len(case.batch) + 1), requested=8 * programs)
     moved = {
@@ -422,11 +424,6 @@ CASES = (
     Prefill("single", "fp32", ((50, 0), (17, 9)), 4, 4, 64, tiles=SMALL),
     Prefill("one-token", "fp32", ((1, 0),), 2, 1, 16, tiles=SMALL),
 )
-TOLERANCE = {
-    "bf16": Tolerance(5e-3, "weights of at most 1 are rounded to bf16 before they multiply values; the result once more"),
-    "fp16": Tolerance(6e-4, "weights of at most 1 are rounded to fp16 before they multiply values; the result once more"),
-    "fp32": Tolerance(2e-6, "fp32 sums in another order, exp2 in place of exp"),
-}
 LONG, KERNEL = ((4096, 0),) * 4, {"flash_attention_kernel": "HGMMA"}
 BUILDS = (
     Build(Prefill("llama-8b", "bf16", LONG, 32, 8, 128), KERNEL, (), EVERYWHERE),
@@ -446,5 +443,5 @@ MEASURED = (
     Prefill("head-64-4k", "bf16", ((4096, 0),) * 4, 64, 8, 64),
 )
 SPEC = Spec(
-    "flash_attention", "Attention", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED, library
+    "flash_attention", "Attention", CASES, inputs, reference, launch, expected, tolerance(), BUILDS, MEASURED, library
 )  # fmt: skip

@@ -26,10 +26,11 @@ from roofline.cost import Cost
 from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.fixed_state import NORM_EPSILON, batch, moved_tables, power_of_two, sigmoid, softplus
+from roofline.kernels.fixed_state import NORM_EPSILON, batch, moved_tables, sigmoid, softplus
 from roofline.kernels.gated_delta_step import Delta, check_rule, recur
 from roofline.kernels.gated_delta_step import inputs as step_inputs
 from roofline.kernels.spec import EVERYWHERE, Build, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import NAMES, TYPES
 from roofline.numeric import ceil_div
 

@@ -18,8 +18,9 @@ from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, check, check_tile
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.gemm import Tiles, gemm, place
+from roofline.kernels.gemm import gemm
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import Tiles, place, power_of_two
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -66,7 +67,7 @@ def choose(M: int, F: int, K: int, dtype: str, device: Device) -> Tiles:
         return Tiles(32, 32, 16 if K % 16 else 32, warps=4, stages=2)
     if M <= 32:
         narrow = 16 if ceil_div(F, 32) < device.units else 32
-        return Tiles(max(16, 1 << (M - 1).bit_length()), narrow, 128, warps=4, stages=3)
+        return Tiles(power_of_two(M, 16), narrow, 128, warps=4, stages=3)
     if K % 16:
         return Tiles(64 if M <= 64 else 128, 64, 32, warps=8, stages=4)
     if M <= 64 or ceil_div(M, 128) * ceil_div(F, 128) < device.units:

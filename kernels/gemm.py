@@ -21,33 +21,11 @@ from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, NARROW, check, check_tile
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import Tiles, launches, partial_sums, parts_of_k, place, power_of_two, sum_parts
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How a launch is cut: tile sizes, parts of K, tile rows that share their columns in the cache, warps, stages."""
-
-    BM: int
-    BN: int
-    BK: int
-    splits: int = 1
-    group: int = 8
-    warps: int = 4
-    stages: int = 3
-    persistent: bool = False
-
-
-@triton.jit
-def place(tile, rows, columns, GROUP: tl.constexpr):
-    """Row and column of a tile, GROUP rows at a time, so that tiles that run together share their operands in L2."""
-    per_group = GROUP * columns
-    first = tile // per_group * GROUP
-    height = tl.minimum(rows - first, GROUP)
-    return first + tile % per_group % height, tile % per_group // height
 
 
 @triton.jit
@@ -84,20 +62,6 @@ def gemm_kernel(
 
 
 @triton.jit
-def sum_parts_kernel(parts, bias, out, M, N, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of the parts of K, one row and BLOCK columns per program, in a fixed order."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < N
-    total = tl.load(parts + row * N + columns, mask=inside, other=0.0)
-    for part in tl.static_range(1, SPLITS):
-        total += tl.load(parts + (part * M + row) * N + columns, mask=inside, other=0.0)
-    if bias is not None:
-        total += tl.load(bias + columns, mask=inside, other=0.0).to(total.dtype)
-    tl.store(out + row * N + columns, total.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def gemm_tma_kernel(
     a, b, out, M, N, K,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
@@ -125,10 +89,8 @@ def choose(M: int, N: int, K: int, dtype: str, device: Device, tma: bool) -> Til
     if dtype == "fp32":
         return Tiles(64, 64, 32, warps=8, stages=2)
     if M <= 32:
-        BM, BN, BK = max(16, 1 << (M - 1).bit_length()), 64, 128 * deep
-        tiles = ceil_div(N, BN)
-        splits = max(1, min(ceil_div(2 * device.units, tiles), ceil_div(K, 4 * BK), 16))
-        return Tiles(BM, BN, BK, 1 << (splits.bit_length() - 1), warps=4, stages=3)
+        BM, BN, BK = power_of_two(M, 16), 64, 128 * deep
+        return Tiles(BM, BN, BK, parts_of_k(ceil_div(N, BN), K, BK, device), warps=4, stages=3)
     if M <= 64:
         return Tiles(64, 64, 64 * deep, warps=4, stages=4)
     if K % 16 or (N % 16 and not tma and M > 128):
@@ -148,11 +110,6 @@ def can_use_tma(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, N: 
     aligned = all(stride % 16 == 0 for stride in strides) and a.data_ptr() % 16 == b.data_ptr() % 16 == 0
     eight_bits_fit = size > 1 or b.stride(0) == 1
     return bias is None and inner and aligned and a.stride(1) == 1 and eight_bits_fit and a.dtype != torch.float32
-
-
-def sum_block(N: int) -> int:
-    """Columns that one program of the second kernel sums."""
-    return min(1024, 1 << (N - 1).bit_length())
 
 
 def gemm(
@@ -201,16 +158,12 @@ def gemm(
             M, N, K, PROGRAMS=programs, TRANSPOSED=transposed, **cut,
         )  # fmt: skip
         return out
-    split = tiles.splits > 1
-    parts = buffers.empty(tiles.splits, M, N, dtype=partial_type, device=a.device) if split else out
+    parts = partial_sums(out, tiles.splits, partial_type)
     gemm_kernel[(grid, tiles.splits)](
-        a, b, None if split else bias, parts, M, N, K, *a.stride(), *b.stride(),
+        a, b, bias if tiles.splits == 1 else None, parts, M, N, K, *a.stride(), *b.stride(),
         SPLITS=tiles.splits, WHOLE_K=K % tiles.BK == 0, **cut,
     )  # fmt: skip
-    if split:
-        block = sum_block(N)
-        sum_parts_kernel[(M, ceil_div(N, block))](parts, bias, out, M, N, SPLITS=tiles.splits, BLOCK=block, num_warps=4)
-    return out
+    return sum_parts(parts, out, tiles.splits, bias)
 
 
 @dataclass(frozen=True)
@@ -273,23 +226,16 @@ def expected(case: Gemm, tensors: Tensors) -> Expected:
     rows, columns, steps = ceil_div(case.M, cut.BM), ceil_div(case.N, cut.BN), ceil_div(case.K, cut.BK)
     bias = TYPES[case.out].format.bytes(case.N) if case.bias else 0
     a, b, out = cost.read["activations"], cost.read["weights"] - bias, cost.write["activations"]
-    parts = cut.splits * case.M * case.N * 4
-    split = cut.splits > 1
     moved = {
         "a": Moved("activations", read=a, requested=a * columns),
         "b": Moved("weights", read=b, requested=b * rows),
-        "out": Moved("", written=parts) if split else Moved("activations", written=out),
     }
-    if case.bias and not split:
+    if case.bias and cut.splits == 1:
         moved["bias"] = Moved("weights", read=bias, requested=bias * rows)
-    kernels = {"gemm_kernel": Launch(rows * columns * cut.splits, moved)}
+    kernel, programs = "gemm_kernel", rows * columns * cut.splits
     if cut.persistent:
-        kernels = {"gemm_tma_kernel": Launch(min(rows * columns, current().units), moved)}
-    if split:
-        summed = {"parts": Moved("", read=parts), "out": Moved("activations", written=out)}
-        if case.bias:
-            summed["bias"] = Moved("weights", read=bias, requested=bias * case.M)
-        kernels["sum_parts_kernel"] = Launch(case.M * ceil_div(case.N, sum_block(case.N)), summed)
+        kernel, programs = "gemm_tma_kernel", min(rows * columns, current().units)
+    kernels = launches(kernel, programs, moved, case.M, case.N, cut.splits, out, bias)
     executed = 2 * rows * cut.BM * columns * cut.BN * steps * cut.BK
     return Expected(cost, kernels, TYPES[case.dtype].triton, executed, lambda: 2 * case.M * case.N * case.K)
 

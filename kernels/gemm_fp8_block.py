@@ -22,9 +22,9 @@ from roofline.formats import FORMATS, FP8
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, HALF, SINGLE, check, check_tile
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.gemm import Tiles, place, sum_block, sum_parts_kernel
 from roofline.kernels.quantize_fp8 import GROUP, TINY, TOP, dequantise, quantize_fp8
-from roofline.kernels.spec import Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.spec import Build, Case, Expected, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import Tiles, launches, partial_sums, parts_of_k, place, power_of_two, sum_parts
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -80,9 +80,7 @@ def gemm_fp8_block_kernel(
 def choose(M: int, N: int, K: int, fused: bool, device: Device) -> Tiles:
     """Tiles by shape and device; ``fused``: activations are quantised in the kernel, which needs registers."""
     if M <= 32:
-        tiles = ceil_div(N, 64)
-        splits = max(1, min(ceil_div(2 * device.units, tiles), ceil_div(K, 4 * GROUP), 16))
-        return Tiles(max(16, 1 << (M - 1).bit_length()), 64, GROUP, 1 << (splits.bit_length() - 1), stages=4)
+        return Tiles(power_of_two(M, 16), 64, GROUP, parts_of_k(ceil_div(N, 64), K, GROUP, device), stages=4)
     if M <= 64 or K % 16 or ceil_div(M, 128) * ceil_div(N, 128) < device.units:
         return Tiles(64, 64, GROUP, stages=4)
     return Tiles(64 if fused else 128, 128, GROUP, warps=4 if fused else 8, stages=4)
@@ -116,16 +114,12 @@ def gemm_fp8_block(
     check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
     if cut.BK != GROUP or GROUP % cut.BN:
         raise InputError(f"tiles: a step of K is a block of {GROUP}, and {cut.BN} columns must divide one")
-    split = cut.splits > 1
-    parts = buffers.empty(cut.splits, M, N, dtype=torch.float32, device=a.device) if split else out
+    parts = partial_sums(out, cut.splits)
     gemm_fp8_block_kernel[(ceil_div(M, cut.BM) * ceil_div(N, cut.BN), cut.splits)](
         a, a_scales, b, b_scales, parts, M, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, GROUP=cut.group, SPLITS=cut.splits,
         WHOLE_K=K % cut.BK == 0, TOP=TOP, TINY=TINY, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
-    if split:
-        block = sum_block(N)
-        sum_parts_kernel[(M, ceil_div(N, block))](parts, None, out, M, N, SPLITS=cut.splits, BLOCK=block, num_warps=4)
-    return out
+    return sum_parts(parts, out, cut.splits)
 
 
 def quantise_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,21 +214,16 @@ def expected(case: Blocked, tensors: Tensors) -> Expected:
     size = TYPES[case.dtype].format
     a, b = size.bytes(case.M * case.K), FP8.bytes(case.N * case.K)
     b_scales = 4 * ceil_div(case.N, GROUP) * blocks
-    parts, split = 4 * cut.splits * case.M * case.N, cut.splits > 1
-    out = cost.write["activations"]
     moved = {
         "a": Moved("activations", read=a, requested=a * columns),
         "b": Moved("weights", read=b, requested=b * rows),
         "b_scales": Moved("weights" if whole_b else "", read=b_scales, requested=4 * rows * columns * blocks),
-        "out": Moved("", written=parts) if split else Moved("activations", written=out),
     }
     if case.dtype == "fp8":
         scales = 4 * case.M * blocks
         moved["a_scales"] = Moved("activations" if whole_a else "", read=scales, requested=scales * columns)
-    kernels = {"gemm_fp8_block_kernel": Launch(rows * columns * cut.splits, moved)}
-    if split:
-        summed = {"parts": Moved("", read=parts), "out": Moved("activations", written=out)}
-        kernels["sum_parts_kernel"] = Launch(case.M * ceil_div(case.N, sum_block(case.N)), summed)
+    programs, out = rows * columns * cut.splits, cost.write["activations"]
+    kernels = launches("gemm_fp8_block_kernel", programs, moved, case.M, case.N, cut.splits, out)
     executed = 2 * rows * cut.BM * columns * cut.BN * blocks * GROUP
     return Expected(cost, kernels, TYPES["fp8"].triton, executed, lambda: 2 * case.M * case.N * case.K)
 

@@ -19,10 +19,10 @@ from roofline.formats import Format, grouped
 from roofline.kernels import buffers, weight_only
 from roofline.kernels.arguments import HALF, INT32, check, check_indices, check_tile
 from roofline.kernels.device import current, of
-from roofline.kernels.gemm import Tiles, place
 from roofline.kernels.spec import EVERYWHERE, Build, Expected, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import Tiles, partial_sums, place, sum_parts
 from roofline.kernels.types import Source
-from roofline.kernels.weight_only import WeightOnly, finish, parts_of, spans
+from roofline.kernels.weight_only import WeightOnly, spans
 from roofline.numeric import ceil_div
 
 SYMMETRIC_ZERO = 8
@@ -123,12 +123,12 @@ def gemm_int4(
     if M:
         cut, size = tiles or weight_only.choose(M, N, K, of(x)), K // groups
         check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
-        parts = parts_of(out, cut)
+        parts = partial_sums(out, cut.splits)
         gemm_int4_kernel[(ceil_div(M, cut.BM) * ceil_div(N, cut.BN), cut.splits)](
             x, qweight, scales, zeros, order, parts, M, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, GROUP=cut.group,
             SPLITS=cut.splits, SIZE=size, SPANS=spans(cut, size), AWQ=awq, num_warps=cut.warps, num_stages=cut.stages,
         )  # fmt: skip
-        finish(parts, out, cut)
+        sum_parts(parts, out, cut.splits)
     return out
 
 

@@ -22,8 +22,8 @@ from roofline.formats import INT8
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, SINGLE, check, check_tile
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.gemm import Tiles, place
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import Tiles, place, power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -79,7 +79,7 @@ def gemm_int8_kernel(
 def choose(M: int, N: int, K: int, device: Device) -> Tiles:
     """Tiles by shape and device; few rows take narrow tiles, so that many programs stream the weights."""
     if M <= 32:
-        return Tiles(max(16, 1 << (M - 1).bit_length()), 32 if ceil_div(N, 64) < device.units else 64, 256, warps=4, stages=4)
+        return Tiles(power_of_two(M, 16), 32 if ceil_div(N, 64) < device.units else 64, 256, warps=4, stages=4)
     large = device.shared >= 200_000
     if M <= 64 or K % 16 or ceil_div(M, 128) * ceil_div(N, 128) < device.units:
         return Tiles(64, 64, 128, warps=4, stages=4 if large else 3)
@@ -93,7 +93,7 @@ def quantize_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     codes = buffers.empty(M, K, dtype=torch.int8, device=x.device)
     scales = buffers.empty(M, dtype=torch.float32, device=x.device)
     if M:
-        block = 1 << (K - 1).bit_length()
+        block = power_of_two(K)
         quantize_tokens_kernel[(M,)](x, codes, scales, K, BLOCK=block, num_warps=min(16, max(1, block // 512)))
     return codes, scales
 

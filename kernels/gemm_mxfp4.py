@@ -19,11 +19,11 @@ from roofline.formats import FORMATS, Format
 from roofline.kernels import buffers, weight_only
 from roofline.kernels.arguments import FLOATING, SINGLE, check, check_tile
 from roofline.kernels.device import current, of
-from roofline.kernels.gemm import Tiles, place
 from roofline.kernels.microscaling import elements, powers, widen_blocks, widen_e8m0
 from roofline.kernels.spec import EVERYWHERE, Build, Expected, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import Tiles, partial_sums, place, sum_parts
 from roofline.kernels.types import Source
-from roofline.kernels.weight_only import WeightOnly, finish, parts_of
+from roofline.kernels.weight_only import WeightOnly
 from roofline.numeric import ceil_div
 
 BLOCKS = {"mxfp4": 32, "nvfp4": 16}
@@ -92,12 +92,12 @@ def gemm_mxfp4(
     if M:
         cut = tiles or weight_only.choose(M, N, K, of(x), SKINNY)
         check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
-        parts = parts_of(out, cut)
+        parts = partial_sums(out, cut.splits)
         gemm_mxfp4_kernel[(ceil_div(M, cut.BM) * ceil_div(N, cut.BN), cut.splits)](
             x, packed, scales, factor, parts, M, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, GROUP=cut.group, SPLITS=cut.splits,
             BLOCK=size, num_warps=cut.warps, num_stages=cut.stages,
         )  # fmt: skip
-        finish(parts, out, cut)
+        sum_parts(parts, out, cut.splits)
     return out
 
 

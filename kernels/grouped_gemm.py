@@ -25,13 +25,12 @@ from roofline.formats import FORMATS, FP8, Format
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, INT32, SINGLE, check, check_indices, check_starts, check_tile, within
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.gemm import Tiles
 from roofline.kernels.gemm_fp8_block import spread_blocks
 from roofline.kernels.microscaling import BLOCK, MXFP4, pack, unpack, widen_blocks, widen_e8m0
 from roofline.kernels.moe_permute import routing
-from roofline.kernels.moe_router import padded
 from roofline.kernels.quantize_fp8 import GROUP
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import Tiles, power_of_two
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -204,7 +203,7 @@ def grouped_gemm(
     check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
     grid = most_tiles(rows, E, cut.BM) * ceil_div(N, cut.BN)
     grouped_gemm_kernel[(grid,)](
-        x, x_scales, weight, w_scales, order, offsets, out, E, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, EP=padded(E),
+        x, x_scales, weight, w_scales, order, offsets, out, E, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, EP=power_of_two(E),
         PICKED=picked, GATED=gated, FOUR=four, BLOCK=BLOCK, WHOLE_K=K % cut.BK == 0, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     return out

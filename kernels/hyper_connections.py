@@ -20,9 +20,9 @@ from roofline.components.hyper_connections import HyperApply, HyperConnection, H
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, SINGLE, check, within
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.gemm import sum_block, sum_parts_kernel
 from roofline.kernels.parts import padded
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import launches, partial_sums, power_of_two, sum_parts
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -141,7 +141,7 @@ def share_of(K: int, parts: int) -> int:
 
 def column_block(D: int) -> int:
     """Columns of one program of the mix."""
-    return int(min(1024, 1 << (D - 1).bit_length()))
+    return int(min(1024, power_of_two(D)))
 
 
 def project(x: torch.Tensor, weight: torch.Tensor, split: Split | None = None) -> torch.Tensor:
@@ -151,16 +151,12 @@ def project(x: torch.Tensor, weight: torch.Tensor, split: Split | None = None) -
     tokens, (raw, K) = len(x), weight.shape
     cut = split or choose(tokens, K, of(x))
     out = buffers.empty(tokens, raw, dtype=torch.float32, device=x.device)
-    shape = (cut.parts, tokens, raw)
-    partial = out if cut.parts == 1 else buffers.empty(*shape, dtype=torch.float32, device=x.device)
+    partial = partial_sums(out, cut.parts)
     hyper_proj_kernel[(ceil_div(tokens, cut.rows), cut.parts)](
         x, weight, partial, tokens, K, share_of(K, cut.parts), RAW=raw, BM=cut.rows, BN=padded(raw), BK=BK,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
     )  # fmt: skip
-    if cut.parts > 1:
-        block = sum_block(raw)
-        sum_parts_kernel[(tokens, ceil_div(raw, block))](partial, None, out, tokens, raw, SPLITS=cut.parts, BLOCK=block)
-    return out
+    return sum_parts(partial, out, cut.parts)
 
 
 def collapse(
@@ -186,9 +182,9 @@ def collapse(
     mixing = n + n * n if iterations else 0
     coefficients = buffers.empty(tokens, mixing, dtype=torch.float32, device=x.device)
     if tokens:
-        raw, wide = project(x, weight, split), 1 << (D - 1).bit_length()
+        raw, wide = project(x, weight, split), power_of_two(D)
         hyper_collapse_kernel[(tokens,)](
-            x, raw, base, scales, out, coefficients, epsilon, D=D, DP=wide, N=n, NP=1 << (n - 1).bit_length(),
+            x, raw, base, scales, out, coefficients, epsilon, D=D, DP=wide, N=n, NP=power_of_two(n),
             RAW=len(base), ITERATIONS=iterations, num_warps=max(1, min(16, n * wide // 1024)),
         )  # fmt: skip
     return out, coefficients
@@ -204,7 +200,7 @@ def apply(x: torch.Tensor, y: torch.Tensor, coefficients: torch.Tensor) -> torch
     if tokens:
         block = column_block(D)
         hyper_apply_kernel[(tokens, ceil_div(D, block))](
-            x, y, coefficients, out, D=D, N=n, NP=1 << (n - 1).bit_length(), BLOCK=block, num_warps=max(1, min(4, block // 128))
+            x, y, coefficients, out, D=D, N=n, NP=power_of_two(n), BLOCK=block, num_warps=max(1, min(4, block // 128))
         )  # fmt: skip
     return out
 
@@ -293,13 +289,10 @@ def expected(case: Streams, tensors: Tensors) -> Expected:
         cost = HyperConnection(case.D, case.n, case.iterations, fmt).cost(work) + HyperApply(case.D, case.n, fmt).cost(work)
     streams, output, raw, weight = fmt.bytes(K) * tokens, fmt.bytes(case.D) * tokens, 4 * case.raw * tokens, 4 * K * case.raw
     rows = ceil_div(tokens, cut.rows)
-    split = cut.parts > 1
     biases, scales = 4 * case.raw, 4 * (1 if case.head else 3)
+    projected = {"x": Moved("activations", read=streams), "weight": Moved("weights", read=weight, requested=weight * rows)}
     kernels = {
-        "hyper_proj_kernel": Launch(rows * cut.parts, {
-            "x": Moved("activations", read=streams), "weight": Moved("weights", read=weight, requested=weight * rows),
-            "out": Moved("" if split else "activations", written=raw * cut.parts),
-        }),
+        **launches("hyper_proj_kernel", rows * cut.parts, projected, tokens, case.raw, cut.parts, raw),
         "hyper_collapse_kernel": Launch(tokens, {
             "x": Moved("activations", read=streams), "raw": Moved("activations", read=raw),
             "base": Moved("weights", read=biases, requested=biases * tokens),
@@ -307,9 +300,6 @@ def expected(case: Streams, tensors: Tensors) -> Expected:
             "out": Moved("activations", written=output),
         }),
     }  # fmt: skip
-    if split:
-        summed = {"parts": Moved("", read=raw * cut.parts), "out": Moved("activations", written=raw)}
-        kernels["sum_parts_kernel"] = Launch(tokens * ceil_div(case.raw, sum_block(case.raw)), summed)
     if not case.head:
         mixing, blocks = 4 * (case.n + case.n**2) * tokens, ceil_div(case.D, column_block(case.D))
         first = kernels["hyper_collapse_kernel"]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from roofline.kernels.fixed_state import STEP_TOLERANCE
 from roofline.kernels.gated_delta_step import Delta, expected, inputs, launch, reference
-from roofline.kernels.spec import Build, Spec, Tolerance
+from roofline.kernels.spec import Build, Spec
 
 CHANNEL: dict[str, Any] = {"by_channel": True}
 CASES = (
@@ -18,12 +19,7 @@ CASES = (
     Delta("several-blocks", "fp16", (1, 2), 2, 2, 300, 19, **CHANNEL),
     Delta("single", "fp32", (4,), 1, 4, 9, 5, **CHANNEL),
 )
-TOLERANCE = {
-    "bf16": Tolerance(3e-3, "computed in fp32; outputs, and here and there states, rounded once to bf16"),
-    "fp16": Tolerance(4e-4, "computed in fp32, outputs rounded once to fp16"),
-    "fp32": Tolerance(1e-6, "fp32 sums in another order"),
-}
 KIMI_LINEAR: dict[str, Any] = {"HK": 32, "H": 32, "K": 128, "V": 128, **CHANNEL}
 BUILDS = (Build(Delta("kimi-linear", "bf16", (1,) * 64, **KIMI_LINEAR)),)
 MEASURED = (Delta("kimi-linear-256", "bf16", (1,) * 256, **KIMI_LINEAR),)
-SPEC = Spec("kda_step", "DeltaRule", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED)
+SPEC = Spec("kda_step", "DeltaRule", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED)

@@ -16,8 +16,9 @@ import triton.language as tl
 from roofline.components.mamba import SelectiveScan
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, check
-from roofline.kernels.fixed_state import batch, check_states, moved_tables, power_of_two, sequences, softplus, tables
-from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.fixed_state import STEP_TOLERANCE, batch, check_states, moved_tables, sequences, softplus, tables
+from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 
@@ -105,8 +106,7 @@ def inputs(case: Selective, device: str) -> Tensors:
     tensors["a_log"] = source.normal(case.inner, case.J, dtype=case.dtype)
     tensors["d"] = source.normal(case.inner, dtype=case.dtype)
     tensors["state"] = source.normal(len(case.lengths) + 1, case.inner, case.J, dtype=case.kept)
-    found = tables(case.lengths, source)
-    return {**tensors, "slots": found["slots"], "starts": found["starts"]}
+    return {**tensors, **tables(case.lengths, source)}
 
 
 def reference(case: Selective, tensors: Tensors) -> Tensors:
@@ -153,12 +153,7 @@ CASES = (
     Selective("half", "fp16", (3,), 300, 8),
     Selective("single", "fp32", (1, 2), 33, 5),
 )
-TOLERANCE = {
-    "bf16": Tolerance(3e-3, "computed in fp32; outputs, and here and there states, rounded once to bf16"),
-    "fp16": Tolerance(4e-4, "computed in fp32, outputs rounded once to fp16"),
-    "fp32": Tolerance(1e-6, "fp32 sums in another order"),
-}
 MAMBA: dict[str, Any] = {"inner": 5120, "J": 16}
 BUILDS = (Build(Selective("mamba-2.8b", "bf16", (1,) * 64, **MAMBA), targets=EVERYWHERE),)
 MEASURED = (Selective("mamba-2.8b-256", "bf16", (1,) * 256, **MAMBA),)
-SPEC = Spec("mamba1_step", "SelectiveScan", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED)
+SPEC = Spec("mamba1_step", "SelectiveScan", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED)

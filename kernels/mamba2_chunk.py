@@ -24,10 +24,11 @@ from roofline.cost import Cost
 from roofline.kernels import buffers
 from roofline.kernels.arguments import within
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.fixed_state import batch, moved_tables, power_of_two, softplus
+from roofline.kernels.fixed_state import batch, moved_tables, softplus
 from roofline.kernels.mamba2_step import Scan, check_scan, recur
 from roofline.kernels.mamba2_step import inputs as step_inputs
 from roofline.kernels.spec import EVERYWHERE, Build, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import NAMES, TYPES
 from roofline.numeric import ceil_div
 

@@ -19,7 +19,8 @@ from roofline.kernels import flash_attention as flash
 from roofline.kernels.arguments import FLOATING, check, check_starts, within
 from roofline.kernels.flash_attention import Prefill, Tiles, flash_attention
 from roofline.kernels.gemm import gemm
-from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.parts import tolerance
+from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors
 from roofline.kernels.types import TYPES
 from roofline.work import Ragged, Work
 
@@ -120,7 +121,6 @@ CASES = (
     Expanded("half", "fp16", (9, 33), 2, 48, 32, SMALL),
     Expanded("single", "fp32", (26, 1), 1, 24, 16, SMALL),
 )
-TOLERANCE: dict[str, Tolerance] = dict(flash.TOLERANCE)
 BUILDS = (
     Build(
         Expanded("deepseek", "bf16", (4096,) * 4, 128, 192, 128), {"flash_attention_kernel": "HGMMA"}, targets=EVERYWHERE
@@ -128,5 +128,5 @@ BUILDS = (
 )  # fmt: skip
 MEASURED = (Expanded("deepseek-4k", "bf16", (4096,) * 2, 128, 192, 128),)
 SPEC = Spec(
-    "mla_prefill", "ExpandedAttention", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED, library
+    "mla_prefill", "ExpandedAttention", CASES, inputs, reference, launch, expected, tolerance(), BUILDS, MEASURED, library
 )  # fmt: skip

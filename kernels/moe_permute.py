@@ -20,8 +20,8 @@ from roofline.components.moe import combine as combine_component
 from roofline.components.moe import permute as permute_component
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, INT32, NARROW, SINGLE, check, check_indices
-from roofline.kernels.moe_router import padded
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -126,7 +126,7 @@ def sort(
     offsets = buffers.empty(E + 1, dtype=kind, device=device)
     size, number = shares(choices, most)
     counts = buffers.empty(number, E, dtype=kind, device=device)
-    cut: dict[str, Any] = {"SHARE": size, "BLOCK": BLOCK, "EP": padded(E), "num_warps": 8 if E > 128 else 4}
+    cut: dict[str, Any] = {"SHARE": size, "BLOCK": BLOCK, "EP": power_of_two(E), "num_warps": 8 if E > 128 else 4}
     count_kernel[(number,)](chosen, counts, choices, E, **cut)
     place_kernel[(number,)](chosen, counts, rows, order, offsets, choices, E, **cut)
     return rows, order, offsets
@@ -134,7 +134,7 @@ def sort(
 
 def block(D: int) -> int:
     """Elements of a row that one program moves."""
-    return min(WIDEST, padded(D))
+    return min(WIDEST, power_of_two(D))
 
 
 def permute(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from roofline.formats import FP32
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, check
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -107,14 +108,9 @@ class Rule:
     factor: float = 1.0
 
 
-def padded(n: int) -> int:
-    """The power of two that holds n."""
-    return 1 << (n - 1).bit_length()
-
-
 def shape(E: int, rule: Rule) -> tuple[int, int, int]:
     """Tokens of a program, groups and members of a group in registers."""
-    groups, members = padded(rule.groups), padded(E // rule.groups)
+    groups, members = power_of_two(rule.groups), power_of_two(E // rule.groups)
     return max(1, 1024 // (groups * members)), groups, members
 
 
@@ -137,7 +133,7 @@ def moe_router(
         moe_router_kernel[(ceil_div(T, rows),)](
             logits, bias, weights, chosen, T, rule.factor, GROUPS=rule.groups, MEMBERS=E // rule.groups, KEPT=rule.kept,
             BEST=rule.best, PICKED=rule.k, SCORE=rule.score, NORMALISE=rule.normalise, ROWS=rows, GP=groups, MP=members,
-            PP=padded(rule.k), num_warps=4,
+            PP=power_of_two(rule.k), num_warps=4,
         )  # fmt: skip
     return weights, chosen
 

@@ -19,6 +19,7 @@ from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, INT32, NARROW, check, check_distinct, check_indices, check_starts, readable
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -86,7 +87,7 @@ def _check_caches(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
 def _widths(k_cache: torch.Tensor, v_cache: torch.Tensor) -> dict[str, int]:
     """Elements of one token's row of each cache, and the powers of two that hold them."""
     key, value = k_cache.shape[2] * k_cache.shape[3], v_cache.shape[2] * v_cache.shape[3]
-    return {"KEY": key, "VALUE": value, "KEYS": 1 << (key - 1).bit_length(), "VALUES": 1 << (value - 1).bit_length()}
+    return {"KEY": key, "VALUE": value, "KEYS": power_of_two(key), "VALUES": power_of_two(value)}
 
 
 def write(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:

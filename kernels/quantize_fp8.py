@@ -24,6 +24,7 @@ from roofline.kernels.arguments import FLOATING, SINGLE, check
 from roofline.kernels.device import current, of
 from roofline.kernels.rmsnorm import EPSILON, WIDEST
 from roofline.kernels.spec import Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -135,14 +136,14 @@ def quantize_fp8(
             if scale is None:
                 largest = buffers.empty(count, dtype=torch.float32, device=x.device)
                 largest_kernel[(count,)](x, largest, x.numel(), BLOCK=BLOCK, num_warps=8)
-            parts = 1 << (count - 1).bit_length()
+            parts = power_of_two(count)
             quantize_all_kernel[(count,)](x, largest, found, out, x.numel(), BLOCK=BLOCK, PARTS=parts, num_warps=8, **common)
         return out, found
     if not 1 <= D <= WIDEST:
         raise InputError(f"x: a row of {D} elements does not fit in registers; 1 to {WIDEST} do")
     if scale is not None:
         raise InputError(f"scale: given, and {scales!r} finds its own; it goes with 'static'")
-    width = 1 << (D - 1).bit_length()
+    width = power_of_two(D)
     group = GROUP if scales == "block" else width
     found = buffers.empty(rows, ceil_div(D, group), dtype=torch.float32, device=x.device)
     if rows:

@@ -20,6 +20,7 @@ from roofline.errors import InputError
 from roofline.formats import GROUPED, Format, format_named
 from roofline.kernels.arguments import FLOATING, INT32, check, check_distinct
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.work import Work
 
@@ -180,7 +181,7 @@ def quantize_kv(
     (kg, k_size), (vg, v_size) = layout.groups(k[0].numel()), layout.groups(v[0].numel())
 
     def power(number: int) -> int:
-        return max(2, 1 << (number - 1).bit_length())
+        return power_of_two(number, 2)
 
     quantize_kv_kernel[(len(k),)](
         k, v, slots, k_pages.data, v_pages.data, k_pages.scales, v_pages.scales, k_pages.zeros, v_pages.zeros, k_factor, v_factor,

@@ -14,6 +14,7 @@ from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, check
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -65,7 +66,7 @@ def rmsnorm(
     out = buffers.empty(rows, D, dtype=x.dtype, device=x.device)
     stream = None if residual is None else buffers.empty(rows, D, dtype=x.dtype, device=x.device)
     if rows:
-        per, block = rows_per_program(D), 1 << (D - 1).bit_length()
+        per, block = rows_per_program(D), power_of_two(D)
         rmsnorm_kernel[(ceil_div(rows, per),)](
             x, residual, weight, out, stream, rows, D, epsilon,
             ROWS=per, BLOCK=block, num_warps=min(16, max(1, per * block // 512)),

@@ -18,6 +18,7 @@ from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, INT32, NARROW, SINGLE, check, check_distinct, check_indices
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.work import Work
 
@@ -83,11 +84,6 @@ def angle_table(positions: int, rotary: int, base: float = BASE, device: str = "
     return torch.cat([angles.cos(), angles.sin()], 1).float().to(device)
 
 
-def blocks(heads: int) -> int:
-    """Heads rounded up to a power of two."""
-    return 1 << (heads - 1).bit_length()
-
-
 def rotary(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, angles: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor,
     k_cache: torch.Tensor, v_cache: torch.Tensor, k_scale: float = 1.0, v_scale: float = 1.0,
@@ -121,8 +117,8 @@ def rotary(
     if tokens:
         rotary_kernel[(tokens,)](
             q, k, v, angles, positions, slots, q_out, k_cache, v_cache, k_scale, v_scale,
-            N=N, K=K, H=H, V=V, ROTARY=turned, QUERIES=blocks(N), KEYS=blocks(K), HALF=blocks(turned // 2),
-            REST=0 if turned == H else blocks(H - turned), VALUE=blocks(V), num_warps=4 if N * H <= 4096 else 8,
+            N=N, K=K, H=H, V=V, ROTARY=turned, QUERIES=power_of_two(N), KEYS=power_of_two(K), HALF=power_of_two(turned // 2),
+            REST=0 if turned == H else power_of_two(H - turned), VALUE=power_of_two(V), num_warps=4 if N * H <= 4096 else 8,
         )  # fmt: skip
     return q_out
 

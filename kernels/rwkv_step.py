@@ -20,8 +20,9 @@ from roofline.components.rwkv import WKV
 from roofline.components.rwkv7 import GeneralisedDeltaRule
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, check
-from roofline.kernels.fixed_state import batch, check_states, moved_tables, normalised, power_of_two, sequences, tables
-from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.fixed_state import STEP_TOLERANCE, batch, check_states, moved_tables, normalised, sequences, tables
+from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.numeric import ceil_div
 
@@ -175,8 +176,7 @@ def inputs(case: Rwkv, device: str) -> Tensors:
         tensors["k"] = normalised(tensors["k"].float()).to(kind)
         tensors["a"] = torch.sigmoid(tensors["a"].float()).to(kind)
         tensors["state"] = source.normal(slots, case.H, case.M, case.M, dtype=case.kept)
-    found = tables(case.lengths, source)
-    return {**tensors, "slots": found["slots"], "starts": found["starts"]}
+    return {**tensors, **tables(case.lengths, source)}
 
 
 def recur7(lengths: tuple[int, ...], tensors: Tensors) -> Tensors:
@@ -249,11 +249,6 @@ CASES = (
     Rwkv("version-4", "bf16", (3, 1, 2), 5, 60, 4),
     Rwkv("version-4-single", "fp32", (6,), 1, 37, 4),
 )
-TOLERANCE = {
-    "bf16": Tolerance(3e-3, "computed in fp32; outputs, and here and there states, rounded once to bf16"),
-    "fp16": Tolerance(4e-4, "computed in fp32, outputs rounded once to fp16"),
-    "fp32": Tolerance(1e-6, "fp32 sums in another order"),
-}
 RWKV7: dict[str, Any] = {"H": 40, "M": 64}
 BUILDS = (
     Build(Rwkv("rwkv-7-2.9b", "bf16", (1,) * 64, **RWKV7), targets=EVERYWHERE),
@@ -264,5 +259,5 @@ MEASURED = (
     Rwkv("rwkv-4-7b-256", "bf16", (1,) * 256, 64, 64, 4),
 )
 SPEC = Spec(
-    "rwkv_step", "GeneralisedDeltaRule", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED
+    "rwkv_step", "GeneralisedDeltaRule", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED
 )  # fmt: skip

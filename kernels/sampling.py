@@ -21,6 +21,7 @@ from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, INT32, SINGLE, check, check_values, within
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import TYPES, Source
 from roofline.work import Work
 
@@ -150,7 +151,7 @@ def sample(
     out = buffers.empty(B, dtype=torch.int32, device=logits.device)
     logprobs = buffers.empty(B, dtype=torch.float32, device=logits.device)
     if B:
-        block = min(block, 1 << (V - 1).bit_length())
+        block = min(block, power_of_two(V))
         sampling_kernel[(B,)](logits, temperatures, top_k, top_p, min_p, uniform, out, logprobs, V, BLOCK=block, num_warps=8)
     return out, logprobs
 

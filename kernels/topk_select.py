@@ -20,6 +20,7 @@ from roofline.kernels import buffers
 from roofline.kernels.arguments import INT32, SINGLE, check, check_values, within
 from roofline.kernels.sampling import ordered
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import Source
 from roofline.work import Ragged, Work
 
@@ -107,7 +108,7 @@ def topk_select(
 
 def block_for(entries: int) -> int:
     """Scores of a row that a program looks at together."""
-    return int(min(4096, max(128, 1 << (entries - 1).bit_length())))
+    return int(min(4096, power_of_two(entries, 128)))
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, check, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_attention import attention, visible
-from roofline.kernels.gemm import Tiles
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
+from roofline.kernels.tiling import Tiles, power_of_two
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -134,7 +134,7 @@ def unfused_attention(
         shape |= {"num_warps": cut.warps, "num_stages": cut.stages}
         rows = ceil_div(T, cut.BM)
         scores_kernel[(rows * ceil_div(keys, cut.BN), N, B)](q, k, scores, T, keys, H**-0.5, H=H, **shape)
-        block = 1 << (keys - 1).bit_length()
+        block = power_of_two(keys)
         softmax_kernel[(T, N * B)](
             scores, weights, T, keys, size, MASK=mask, BLOCK=block, num_warps=min(16, max(1, block // 512))
         )

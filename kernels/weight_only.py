@@ -16,10 +16,9 @@ from roofline.components.linear import Linear
 from roofline.cost import Cost
 from roofline.errors import InputError
 from roofline.formats import Format
-from roofline.kernels import buffers
 from roofline.kernels.device import Device
-from roofline.kernels.gemm import Tiles, sum_block, sum_parts_kernel
-from roofline.kernels.spec import Case, Expected, Launch, Moved
+from roofline.kernels.spec import Case, Expected, Moved
+from roofline.kernels.tiling import Tiles, launches, parts_of_k, power_of_two
 from roofline.kernels.types import TYPES
 from roofline.numeric import ceil_div
 from roofline.work import Work
@@ -32,9 +31,8 @@ def choose(M: int, N: int, K: int, device: Device, skinny: tuple[int, int] = (12
         skinny: columns and steps of K of a tile of few rows, the longer one where the storage is contiguous.
     """
     if M <= 32:
-        BM, (BN, BK) = max(16, 1 << (M - 1).bit_length()), skinny
-        splits = max(1, min(ceil_div(2 * device.units, ceil_div(N, BN)), ceil_div(K, 4 * BK), 16))
-        return Tiles(BM, BN, BK, 1 << (splits.bit_length() - 1), warps=4, stages=4)
+        BN, BK = skinny
+        return Tiles(power_of_two(M, 16), BN, BK, parts_of_k(ceil_div(N, BN), K, BK, device), warps=4, stages=4)
     large = device.shared >= 200_000
     if M <= 64 or ceil_div(M, 128) * ceil_div(N, 128) < device.units:
         return Tiles(64, 128, 64, warps=4, stages=4 if large else 3)
@@ -46,20 +44,6 @@ def spans(tiles: Tiles, group: int) -> int:
     if group % tiles.BK and tiles.BK % group:
         raise InputError(f"tiles: groups of {group} and steps of {tiles.BK} do not nest")
     return max(1, tiles.BK // group)
-
-
-def parts_of(out: torch.Tensor, tiles: Tiles) -> torch.Tensor:
-    """Where the kernel stores: the result itself, or fp32 parts of it."""
-    return out if tiles.splits == 1 else buffers.empty(tiles.splits, *out.shape, dtype=torch.float32, device=out.device)
-
-
-def finish(parts: torch.Tensor, out: torch.Tensor, tiles: Tiles) -> torch.Tensor:
-    """Sums the parts, where there are several."""
-    if tiles.splits > 1:
-        M, N = out.shape
-        block = sum_block(N)
-        sum_parts_kernel[(M, ceil_div(N, block))](parts, None, out, M, N, SPLITS=tiles.splits, BLOCK=block, num_warps=4)
-    return out
 
 
 @dataclass(frozen=True)
@@ -87,16 +71,10 @@ def expected(
     """
     rows, columns, steps = ceil_div(case.M, cut.BM), ceil_div(case.N, cut.BN), ceil_div(case.K, cut.BK)
     x, out = cost.read["activations"], cost.write["activations"]
-    parts = cut.splits * case.M * case.N * 4
-    split = cut.splits > 1
     moved: dict[str, Moved] = {"x": Moved("activations", read=x, requested=x * columns), **extra}
     for name, (size, times) in weights.items():
         moved[name] = Moved("weights", read=size, requested=size * times * rows)
-    moved["out"] = Moved("", written=parts) if split else Moved("activations", written=out)
-    kernels = {kernel: Launch(rows * columns * cut.splits, moved)}
-    if split:
-        summed = {"parts": Moved("", read=parts), "out": Moved("activations", written=out)}
-        kernels["sum_parts_kernel"] = Launch(case.M * ceil_div(case.N, sum_block(case.N)), summed)
+    kernels = launches(kernel, rows * columns * cut.splits, moved, case.M, case.N, cut.splits, out)
     executed = 2 * rows * cut.BM * columns * cut.BN * steps * cut.BK
     return Expected(cost, kernels, TYPES[case.dtype].triton, executed, lambda: 2 * case.M * case.N * case.K)
 

@@ -19,7 +19,7 @@ from roofline.kernels.flash_attention import attention, flash_attention, visible
 from roofline.kernels.flash_decoding import Decode, flash_decoding
 from roofline.kernels.flash_decoding import inputs as decode_inputs
 from roofline.kernels.gated_mlp import gate_up
-from roofline.kernels.gemm import Tiles, gemm
+from roofline.kernels.gemm import gemm
 from roofline.kernels.grouped_gemm import grouped_gemm
 from roofline.kernels.parts import Parts
 from roofline.kernels.registry import load_all
@@ -27,6 +27,7 @@ from roofline.kernels.rmsnorm import rmsnorm
 from roofline.kernels.sampling import sample
 from roofline.kernels.spec import Case, Spec, Tensors
 from roofline.kernels.speculative import chain, generate, verify
+from roofline.kernels.tiling import Tiles
 from roofline.validate.counted import counting
 
 SPECS = load_all()

@@ -17,8 +17,8 @@ from roofline.formats import FP32
 from roofline.kernels import flash_attention as flash
 from roofline.kernels import unfused_attention as unfused
 from roofline.kernels.flash_attention import Prefill, Tiles, starts
-from roofline.kernels.gemm import Tiles as GemmTiles
 from roofline.kernels.gemm import gemm
+from roofline.kernels.tiling import Tiles as GemmTiles
 from roofline.validate.counted import Counts, counting
 from roofline.work import Ragged, Work
 

@@ -12,10 +12,10 @@ from roofline.components.linear import Linear
 from roofline.components.mixing import Norm, Quantise
 from roofline.errors import InputError
 from roofline.formats import BF16, FORMATS
-from roofline.kernels.gemm import Tiles
 from roofline.kernels.gemm_fp8_block import gemm_fp8_block, quantise_weight, spread_blocks
 from roofline.kernels.quantize_fp8 import dequantise, quantize_fp8
 from roofline.kernels.rmsnorm import rmsnorm
+from roofline.kernels.tiling import Tiles
 from roofline.validate.counted import Counts, counting
 from roofline.work import Work
 

@@ -19,11 +19,11 @@ from roofline.errors import InputError
 from roofline.formats import FORMATS, FP32
 from roofline.kernels import microscaling
 from roofline.kernels.gated_mlp import gate_up, gated_mlp
-from roofline.kernels.gemm import Tiles
 from roofline.kernels.grouped_gemm import grouped_gemm, most_tiles
 from roofline.kernels.moe_permute import combine, permute, sort
 from roofline.kernels.moe_router import Rule, moe_router
 from roofline.kernels.registry import load
+from roofline.kernels.tiling import Tiles
 from roofline.validate.compare import rms_ratio
 from roofline.validate.counted import Counts, counting
 from roofline.work import Work

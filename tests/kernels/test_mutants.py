@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant("gemm", "wrong mask", "(rows[:, None] < M) & (k + inner[None, :] < K)", "(rows[:, None] < M) & (k + inner[None, :] < K - 1)", "fp8", "rms error"),
     Mutant("gemm", "missing write", "mask=(rows[:, None] < M) & (columns[None, :] < N))", "mask=(rows[:, None] < M - 1) & (columns[None, :] < N))", "ragged", "NaN at 150 places"),
     Mutant("gemm", "extra load", "    total = tl.zeros((BM, BN), ACCUMULATOR)\n    for", "    total = tl.zeros((BM, BN), ACCUMULATOR)\n    tl.load(a)\n    for", "ragged", "gemm_kernel.a: 42018 B requested"),
-    Mutant("gemm", "missing part", "tl.static_range(1, SPLITS)", "tl.static_range(2, SPLITS)", "split-bias", "sum_parts_kernel.parts: 7800 B requested"),
+    Mutant("gemm", "missing part", "tl.static_range(1, SPLITS)", "tl.static_range(2, SPLITS)", "split-bias", "sum_parts_kernel.parts: 7800 B requested", "tiling"),
     Mutant("gemm", "swapped tiles", "row, column = place(tl", "column, row = place(tl", "grouped-rows", "NaN"),
     Mutant("gemm", "rounded operands", ', input_precision="ieee", out_dtype=ACCUMULATOR)', ", out_dtype=ACCUMULATOR)", "single", "rounded to tf32"),
     Mutant("flash_attention", "rounded operands", 'tl.dot(q1, k1, input_precision="ieee")', "tl.dot(q1, k1)", "single", "rounded to tf32"),

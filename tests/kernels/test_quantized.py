@@ -23,13 +23,13 @@ from roofline.kernels import gemm_int8 as int8
 from roofline.kernels import quantize_kv as kv
 from roofline.kernels.compression.affine import round_to_nearest
 from roofline.kernels.compression.network import Sizes
-from roofline.kernels.gemm import Tiles
 from roofline.kernels.gemm_int4 import SPEC as INT4
 from roofline.kernels.gemm_int4 import Integers, gemm_int4
 from roofline.kernels.gemm_mxfp4 import SPEC as MXFP4
 from roofline.kernels.gemm_mxfp4 import Floats, gemm_mxfp4
 from roofline.kernels.microscaling import elements, pack, powers
 from roofline.kernels.packing import pack_awq, pack_gptq, pack_gptq_zeros
+from roofline.kernels.tiling import Tiles
 from roofline.validate.counted import counting
 from roofline.work import Work
 

@@ -27,6 +27,7 @@ class Frame:
         shape_of: columns of the structure that ``unseen_shape`` holds out whole. llm_of: those of the model it belongs to.
         duplicates: rows of the table that repeated another one exactly.
         family: name of the constants in hardware files; frames of one family share them.
+        kin: name of a family whose constants stand in; such a frame's own are not fitted. "" for most.
         keys_of: the key columns, sorted.
     """
 
@@ -45,6 +46,7 @@ class Frame:
     duplicates: int
     family: str
     keys_of: tuple[str, ...]
+    kin: str = ""
 
     @cached_property
     def keys(self) -> Any:
@@ -196,16 +198,17 @@ def floats(series: Any) -> Any:
 
 def make(
     table: Table, rows: Any, cls: str, dtype: str, kernel: str, cost: Cost, model: Model, columns: Mapping[str, Any],
-    shape: list[str], llm: str | None = None, family: str = "",
+    shape: list[str], llm: str | None = None, family: str = "", kin: str = "",
 ) -> Frame:  # fmt: skip
     """A frame of some rows of a table.
 
     Args:
         shape: columns whose combination ``unseen_shape`` holds out whole. llm: column of the model it belongs to.
         family: whose constants it shares ("{kernel} {dtype}" of its own by default); "=name" is shared by all frameworks.
+        kin: see ``Frame``.
     """
     return Frame(
         table.gpu, cls, dtype, f"{table.framework}/{kernel}", table.file, rows, floats(rows["latency"]) * 1e-3, cost, model,
         {"bytes": cost.bytes, **columns}, tuple(shape), (llm,) if llm else (), table.duplicates,
-        f"{cls} {family_name(table.framework, family or f'{kernel} {dtype}')}", tuple(table.keys),
+        f"{cls} {family_name(table.framework, family or f'{kernel} {dtype}')}", tuple(table.keys), kin,
     )  # fmt: skip
