@@ -1,8 +1,9 @@
 """Expected time of a whole attention block: the sum of its projections, its core and what runs between them.
 
 Projections overlap their own memory and matrix streams and cost a fixed time each; elementwise kernels stream through
-memory; 8-bit projections pay a pass that quantises their input. A block that the host launches kernel by kernel cannot
-be faster than the host; one that is replayed as a graph has no such floor (column ``eager``).
+memory; 8-bit projections pay a pass that quantises their input, as fast as the SMs convert or memory allows. A block
+that the host launches kernel by kernel cannot be faster than the host; one that is replayed as a graph has no such
+floor (column ``eager``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from roofline.expected.arithmetic import ceil
+from roofline.expected.arithmetic import ceil, minimum
 from roofline.expected.attention import BLOCK as KEY_BLOCK
 from roofline.expected.attention import EXPONENT, blocks_seen
 from roofline.expected.attention import TILE as QUERY_TILE
@@ -31,7 +32,9 @@ LAUNCH = Constant("launch_us", 20.0, 0.5, 150.0, "fixed time of the block: norms
 HOST = Constant("host_us", 20.0, 1.0, 3000.0, "what the host needs to launch the block, a floor [us]")
 PROJECTION = Constant("projection", 0.5, 0.08, 0.93, "achieved fraction of the matrix units' peak in projections")
 PROJECTION_TIME = Constant("projection_us", 5.0, 0.3, 60.0, "fixed time of one projection [us]")
-QUANTISE = Constant("quantise", 0.5, 0.03, 0.93, "achieved fraction of the memory bandwidth where activations are quantised")
+QUANTISE = Constant(
+    "quantise_bytes", 6.0, 0.4, 64.0, "what one SM reads and writes per clock where activations are quantised [B]"
+)
 QUANTISE_TIME = Constant("quantise_us", 2.0, 0.05, 20.0, "fixed time of one such pass [us]")
 SELECT = Constant("select_us", 10.0, 0.05, 200.0, "one wave of queries in a selection of fewer than there are [us]")
 SHORT_CTA = Constant("cta_us", 1.0, 0.01, 30.0, CTA.meaning)
@@ -53,8 +56,10 @@ def projections_seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) ->
         multiply = columns[f"{name}.flops"] / (chip.peak(unit) * c["projection"])
         memory = columns[f"{name}.bytes"] / (chip.bandwidth * c["memory"])
         total = total + overlap(SIDE_BY_SIDE, memory, multiply) + c["projection_us"] * MICROSECOND
-        if unit != "bf16" and "quantise" in c:
-            total = total + 3.0 * columns[f"{name}.input"] / (chip.bandwidth * c["quantise"]) + c["quantise_us"] * MICROSECOND
+        if unit != "bf16" and "quantise_bytes" in c:
+            moved = 3.0 * columns[f"{name}.input"]
+            rate = minimum(chip.sms * chip.clock * c["quantise_bytes"], chip.bandwidth * c["memory"])
+            total = total + moved / rate + c["quantise_us"] * MICROSECOND
         number += 1
     return total
 

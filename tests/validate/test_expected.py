@@ -26,6 +26,8 @@ def test_models_have_few_constants_inside_physical_bounds(model) -> None:
         assert constant.meaning
         if constant.name in ("memory", "matrix", "projection", "exponent", "quantise", "link", "direct", "activation"):
             assert constant.high < 1
+        if constant.name.endswith("_bytes"):
+            assert constant.high <= 128, "bytes that one SM moves per clock: what its first cache hands out"
 
 
 def test_overlap_lies_between_the_longest_and_the_sum() -> None:
