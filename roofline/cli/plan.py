@@ -27,11 +27,14 @@ def _seconds(text: str | None, field: str) -> float | None:
     return float(parse_quantity(text, "seconds", field, "s"))
 
 
-def _workload(isl: str | None, osl: str | None, rate: str | None, concurrency: str | None, offline: bool) -> Demand:
+def _demand(rate: str | None, concurrency: str | None, offline: bool, kept: bool, **given: str | None) -> Demand:
+    """What is to be served, from the options that ``simulate`` has too."""
     from roofline.cli import sweeps
+    from roofline.cli.traffic_options import lengths, number, seconds, whole
     from roofline.planner.demand import demand
 
-    if not isl or not osl:
+    texts = {name: text for name, text in given.items() if text is not None}
+    if "isl" not in texts or "osl" not in texts:
         raise InputError("isl: say how long requests are: --isl for prompt and --osl for output tokens")
     if offline and (rate or concurrency):
         raise InputError("offline: batch work waits in any amount; leave --rate and --concurrency out")
@@ -43,9 +46,21 @@ def _workload(isl: str | None, osl: str | None, rate: str | None, concurrency: s
             arrivals = float(rate)
         except ValueError:
             raise InputError(f"rate: {rate!r} is not a number; give requests per second, such as 4 or 0.5") from None
-    lengths = [_one(sweeps.whole_numbers([text], name), name) for text, name in ((isl, "isl"), (osl, "osl"))]
+    ratio = number(texts["range_ratio"], "range-ratio", 0, 1) if "range_ratio" in texts else None
+    prompt, output = lengths(texts["isl"], texts["osl"], ratio)
     users = _one(sweeps.whole_numbers([concurrency], "concurrency"), "concurrency") if concurrency else None
-    return demand(lengths[0], lengths[1], arrivals, users)
+    if "burst" in texts and not rate:
+        raise InputError("burst: users that wait for answers do not arrive in bursts; it belongs to --rate")
+    turns = whole(texts["turns"], "turns", most=10_000) if "turns" in texts else 1
+    if "think" in texts and turns == 1:
+        raise InputError("think: only sessions of several turns think between them; give --turns")
+    return demand(
+        prompt, output, arrivals, users, kept=kept, turns=turns,
+        burst=number(texts["burst"], "burst", 0, 100) if "burst" in texts else 1.0,
+        prefix=whole(texts["prefix_len"], "prefix-len", 0) if "prefix_len" in texts else 0,
+        think_s=seconds(texts["think"], "think", zero=True) if "think" in texts else 0.0,
+        most=whole(texts["max_model_len"], "max-model-len") if "max_model_len" in texts else None,
+    )  # fmt: skip
 
 
 def _one(values: list[int], field: str) -> int:
@@ -87,9 +102,37 @@ def _names(texts: list[str] | None) -> dict[str, str]:
 @bundled(out=OUTPUT)
 def plan(
     model: Model,
-    isl: Annotated[str | None, typer.Option("--isl", "--input-len", metavar="N", help="Prompt tokens of a request.")] = None,
-    osl: Annotated[str | None, typer.Option("--osl", "--output-len", metavar="N", help="Output tokens of a request.")] = None,
-    rate: Annotated[str | None, typer.Option("--rate", metavar="R", help="Requests per second that arrive at random.")] = None,
+    isl: Annotated[
+        str | None,
+        typer.Option(
+            "--isl", "--input-len", metavar="LENGTH", help="Prompt tokens: 512, 410:512, lognormal:512:0.6 or a shape (sharegpt)."
+        ),
+    ] = None,
+    osl: Annotated[
+        str | None, typer.Option("--osl", "--output-len", metavar="LENGTH", help="Output tokens, in the same way.")
+    ] = None,
+    range_ratio: Annotated[
+        str | None, typer.Option("--range-ratio", metavar="R", help="Lengths uniform from R times --isl and --osl up to them.")
+    ] = None,
+    prefix_len: Annotated[
+        str | None, typer.Option("--prefix-len", metavar="N", help="Tokens that all prompts begin with, beside --isl.")
+    ] = None,
+    turns: Annotated[
+        str | None, typer.Option("--turns", metavar="N", help="Requests of a session; each prompt holds what was said before.")
+    ] = None,
+    think: Annotated[
+        str | None, typer.Option("--think", metavar="TIME", help="Mean time between an answer and the next turn.  [default: 0]")
+    ] = None,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-caching", help="The engine keeps prefixes of past requests for later ones.")
+    ] = False,
+    max_model_len: Annotated[
+        str | None, typer.Option("--max-model-len", metavar="N", help="Longest request.  [default: as long as lengths come out]")
+    ] = None,
+    rate: Annotated[str | None, typer.Option("--rate", metavar="R", help="Requests (or sessions) per second, at random.")] = None,
+    burst: Annotated[
+        str | None, typer.Option("--burst", metavar="CV", help="Variation of the gaps between arrivals: 0 even, 1 Poisson.")
+    ] = None,
     concurrency: Annotated[
         str | None, typer.Option("--concurrency", metavar="N", help="Instead: users who each wait for their answer.")
     ] = None,
@@ -161,7 +204,10 @@ def plan(
     from roofline.planner.solve import GAMMAS, Question
     from roofline.planner.verify import COUNTED
 
-    load = _workload(isl, osl, rate, concurrency, offline)
+    load = _demand(
+        rate, concurrency, offline, prefix_cache, isl=isl, osl=osl, range_ratio=range_ratio, prefix_len=prefix_len, turns=turns,
+        think=think, burst=burst, max_model_len=max_model_len,
+    )  # fmt: skip
     objective = _objective(ttft, tpot, percentile, offline)
     if emit is not None and emit not in EMITTERS:
         from roofline.errors import suggest

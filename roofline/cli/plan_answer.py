@@ -19,9 +19,11 @@ from roofline.planner.solve import Answer, Question, confirm, seek
 from roofline.planner.verify import Replay, verdict_record
 from roofline.serving.metrics import Objective
 
-LENGTHS = "every request has the same lengths; arrivals are random (Poisson), requests to equal instances are too"
-CLOSED = "every request has the same lengths; each user sends the next request when the last is answered, after the first wave"
-BATCH = "every request has the same lengths; each instance runs as many sequences as chosen, all the time"
+LENGTHS = "every request has the same lengths"
+DRAWN = "lengths are drawn independently; the closed form takes their mean and spread, the simulator draws them"
+RANDOM = "arrivals are random (Poisson), requests to equal instances are too"
+CLOSED = "each user sends the next request when the last is answered, after the first wave"
+BATCH = "each instance runs as many sequences as chosen, all the time"
 POWER = "power is the thermal design power of the GPUs, without servers, network and cooling"
 NOT_MODELLED = "failures, cold starts, autoscaling, quality of quantised weights and caches"
 
@@ -37,7 +39,7 @@ def _solve(question: Question, out: Output) -> Answer:
 
 def _rates(plan: Plan, choice: Choice | None, load: Demand) -> Record:
     """Tokens per second, dollars and joules of a deployment under its load."""
-    served = load.rate or (choice.verdict.rate if choice else plan.rate)
+    served = load.request_rate or (choice.verdict.rate if choice else plan.rate)
     several = load.osl > 1
     tokens = served * load.osl
     usd, power = plan.usd_per_hour, watts(plan.setup.accelerator)
@@ -88,7 +90,12 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
         "model": plan.setup.variant.model.name,
         "input_tokens": load.isl,
         "output_tokens": load.osl,
-        "rate_request_per_s": load.rate,
+        "max_model_len": load.longest,
+        "prefix_tokens": load.prefix,
+        "turns": load.turns,
+        "think_s": load.think_s,
+        "prefix_caching": load.kept,
+        "rate_request_per_s": load.request_rate,
         "concurrency": load.concurrency,
         "offline": load.offline,
         "ttft_limit_s": objective.ttft_s,
@@ -123,7 +130,9 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
 
 def _launch(answer: Answer, plan: Plan) -> list[Launch]:
     """What starts a deployment."""
-    return launches(plan, answer.launch_model, answer.question.load.longest, answer.stored, answer.launch_draft)
+    return launches(
+        plan, answer.launch_model, answer.question.load.longest, answer.stored, answer.launch_draft, answer.question.load.kept
+    )
 
 
 def replay(answer: Answer, plan: Plan) -> str:
@@ -159,10 +168,29 @@ class Details:
     flips: Sequence[Flip]
 
 
+def _come(load: Demand) -> Iterator[str]:
+    """How requests are, and how they come."""
+    come = BATCH if load.offline else CLOSED
+    if load.rate is not None:
+        come = RANDOM if load.burst == 1 else RANDOM.replace("random (Poisson)", f"in bursts (variation {load.burst:g})")
+    yield f"{LENGTHS if load.even else DRAWN}; {come}"
+    if not load.even:
+        yield f"requests are cut at {load.longest:,} tokens (--max-model-len)"
+    if load.turns > 1:
+        yield (
+            f"sessions of up to {load.turns:,} turns ({load.requests:.1f} on average), each prompt with all that came before; "
+            f"{load.think_s:g} s between an answer and the next turn"
+        )
+    if load.kept:
+        yield "prefixes are kept block by block, the least recently used go first; a session stays with its instance"
+    elif load.prefix or load.turns > 1:
+        yield "prompts are computed whole each time (--prefix-caching keeps what they share)"
+
+
 def assumes(answer: Answer) -> list[str]:
     """What the plan rests on."""
     load = answer.question.load
-    lines = [BATCH if load.offline else LENGTHS if load.rate is not None else CLOSED]
+    lines = list(_come(load))
     lines += [price_words(gpu, price) for gpu, price in answer.rents.items()]
     if answer.question.draft:
         lines.append(
@@ -228,14 +256,13 @@ def _binding(limits: Sequence[Ceiling]) -> str:
 def _verdict(answer: Answer, out: Output) -> Iterator[str]:
     question, chosen = answer.question, answer.chosen
     load = question.load
-    what = (
-        "batch work"
-        if load.offline
-        else f"{load.rate:g} request{'' if load.rate == 1 else 's'}/s"
-        if load.rate is not None
-        else f"{load.concurrency:,} users"
-    )
-    title = f"{answer.launch_model}: {what} of {load.isl:,} + {load.osl:,} tokens, {_limits(question.objective)}"
+    what = "batch work"
+    if load.concurrency is not None:
+        what = f"{load.concurrency:,} user{'' if load.concurrency == 1 else 's'}"
+    elif load.request_rate is not None:
+        what = f"{load.request_rate:g} request{'' if load.request_rate == 1 else 's'}/s"
+    mean = "" if load.even else " on average"
+    title = f"{answer.launch_model}: {what} of {load.isl:,} + {load.osl:,} tokens{mean}, {_limits(question.objective)}"
     yield out.paint(title, "bold")
     simulated = len(chosen.confirmed) + len(chosen.refuted)
     yield f"{answer.found.tried:,} deployments sized, {len(answer.found.plans):,} meet it in closed form, {simulated} simulated"

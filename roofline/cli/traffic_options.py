@@ -106,7 +106,8 @@ class Traffic:
         return replace(found, assumes=(*self.assumes, *found.assumes))
 
 
-def _lengths(isl: str | None, osl: str | None, ratio: float | None) -> Iterator[Distribution]:
+def lengths(isl: str | None, osl: str | None, ratio: float | None) -> Iterator[Distribution]:
+    """Lengths of prompts and outputs as typed, from ``ratio`` of them up where it is given."""
     from roofline.serving.lengths import SHAPES, Distribution, parse_length
 
     for text, field in ((isl, "isl"), (osl, "osl")):
@@ -148,7 +149,7 @@ def _traffic(**given: Any) -> Traffic:
     ratio = number(texts["range_ratio"], "range-ratio", 0, 1) if "range_ratio" in texts else None
     prompt = output = None
     if trace is None:
-        prompt, output = _lengths(texts.get("isl"), texts.get("osl"), ratio)
+        prompt, output = lengths(texts.get("isl"), texts.get("osl"), ratio)
     burst = number(texts["burst"], "burst", 0, 100) if "burst" in texts else 1.0
     if "burst" in texts and loads[0].rate is None:
         raise InputError("burst: users that wait for answers do not arrive in bursts; it belongs to --rate")
@@ -158,9 +159,9 @@ def _traffic(**given: Any) -> Traffic:
     assumes = []
     if trace is None:
         cut = "lognormal" in (prompt.kind if prompt else "", output.kind if output else "")
-        lengths = ", and cut so that a request fits into max-model-len" if cut else ""
-        lengths += "; prompts of later turns hold all that was said before" if turns > 1 else ""
-        assumes.append(f"lengths are drawn independently{lengths}")
+        more = ", and cut so that a request fits into max-model-len" if cut else ""
+        more += "; prompts of later turns hold all that was said before" if turns > 1 else ""
+        assumes.append(f"lengths are drawn independently{more}")
     if loads[0].rate is not None and trace is None:
         kind = {0.0: "evenly spaced", 1.0: "a Poisson process"}.get(burst, f"gamma distributed gaps, variation {burst:g}")
         assumes.append(f"arrivals are {kind}")

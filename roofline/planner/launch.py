@@ -56,6 +56,7 @@ class _Asked:
     kv: str | None
     length: int
     fraction: float | None
+    kept: bool
 
 
 def _wide(asked: _Asked) -> list[str]:
@@ -73,6 +74,7 @@ def _vllm(asked: _Asked) -> tuple[list[str], dict[str, str]]:
     words += ["--max-model-len", str(asked.length), "--max-num-seqs", str(plan.batch)]
     words += ["--max-num-batched-tokens", str(plan.budget), "--enable-chunked-prefill"]
     words += ["--gpu-memory-utilization", f"{asked.fraction:g}"] if asked.fraction else []
+    words += ["--enable-prefix-caching"] if asked.kept else []
     words += _wide(asked)
     words += ["--quantization", asked.weights] if asked.weights else []
     words += ["--kv-cache-dtype", asked.kv] if asked.kv else []
@@ -120,10 +122,11 @@ def _trtllm(asked: _Asked) -> tuple[list[str], dict[str, str]]:
         lines.append("enable_attention_dp: true")
     if asked.plan.setup.variant.weights == WIDE:
         lines.append("dtype: float32")
-    if asked.kv:
-        if asked.kv not in TRTLLM_CACHES:
-            raise InputError(f"emit: TensorRT-LLM keeps caches in {' or '.join(TRTLLM_CACHES)}, not in {asked.kv}")
-        lines += ["kv_cache_config:", f"  dtype: {asked.kv}"]
+    if asked.kv and asked.kv not in TRTLLM_CACHES:
+        raise InputError(f"emit: TensorRT-LLM keeps caches in {' or '.join(TRTLLM_CACHES)}, not in {asked.kv}")
+    if asked.kv or asked.kept:
+        lines += ["kv_cache_config:", *([f"  dtype: {asked.kv}"] if asked.kv else [])]
+        lines += ["  enable_block_reuse: true"] if asked.kept else []
     if plan.drafting and asked.draft:
         own = asked.draft == "mtp"
         lines += ["speculative_config:", f"  decoding_type: {'MTP' if own else 'DraftTarget'}"]
@@ -181,12 +184,15 @@ def _notes(engine: str, asked: _Asked, stored: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def launches(plan: Plan, model: str, longest: int, stored: tuple[str, str], draft: str | None = None) -> list[Launch]:
+def launches(
+    plan: Plan, model: str, longest: int, stored: tuple[str, str], draft: str | None = None, kept: bool = False
+) -> list[Launch]:  # fmt: skip
     """The commands of a deployment under its own engine, each parsed by the engine's documented options.
 
     Args:
         model: what the engine loads. longest: tokens of the longest request. stored: formats of the checkpoint's weights
-            and cache. draft: what drafts ("mtp" for the model's own layer).
+            and cache. draft: what drafts ("mtp" for the model's own layer). kept: whether prefixes are kept; SGLang does so
+            unless told not to.
 
     Raises InputError for a cache format that the engine does not offer, or drafting that it has no option for.
     """
@@ -205,7 +211,7 @@ def launches(plan: Plan, model: str, longest: int, stored: tuple[str, str], draf
         length = longest if cpp else -(-longest // WHOLE) * WHOLE
         made = weights if weights != stored[0] and weights in ONLINE[engine] else None
         fraction = None if cpp else part.setup.fraction(part.budget, part.batch)
-        asked = _Asked(model, part, role, draft, made, kv if kv != stored[1] else None, length, fraction)
+        asked = _Asked(model, part, role, draft, made, kv if kv != stored[1] else None, length, fraction, kept)
         words, files = WRITERS[engine](asked)
         named = [server.model, model] if server.model else [model]
         command = (*server.program, *named, *words)

@@ -144,6 +144,8 @@ def seek(question: Question, watch: Callable[[list[Setup]], Iterable[Setup]] = i
     from roofline.engines.profile import load_engine
 
     model, engine = load_model(question.model), load_engine(question.engine, question.version)
+    if question.load.kept and engine.id == "llamacpp":
+        raise InputError("prefix-caching: llama.cpp keeps the last prompt of each slot, not blocks that requests share")
     question = replace(question, load=_ended(question.load, model))
     check_served(model, question.load.longest)
     if question.load.osl == 1 and question.objective.tpot_s is not None:

@@ -8,8 +8,8 @@ command.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import gcd
+from dataclasses import dataclass, replace
+from math import ceil, gcd
 from typing import TYPE_CHECKING, Any
 
 from roofline.planner.demand import Demand
@@ -89,8 +89,6 @@ class Replay:
         """The load of this part."""
         if self.load.offline:
             running = self.plan.sized.sequences * self.plan.setup.mesh.dp * self.decode
-            from dataclasses import replace
-
             return replace(self.load, concurrency=running)
         return self.load.share(self.copies, 1)
 
@@ -111,9 +109,9 @@ class Replay:
 
     @property
     def number(self) -> int:
-        """Requests that are drawn."""
+        """Requests that are drawn; those of sessions that grow too long are not served."""
         before, after = self.ends
-        return before + self.counted + after
+        return ceil((before + self.counted + after) * self.load.turns / self.load.requests)
 
     def workload(self) -> Workload:
         """The requests."""

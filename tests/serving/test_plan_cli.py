@@ -135,7 +135,7 @@ def test_what_cannot_be_met_is_a_finding_that_names_the_nearest(cli):
         ((*SMALL, "--rate", 1, "--draft", "llama-3.2-1b"), "speculation needs"),
         ((*SMALL, "--rate", 1, "--gamma", 2), "gamma:"),
         ((*SMALL, "--rate", 1, "--price", "b200=3"), "price: 'b200' is not among"),
-        ((*SMALL, "--rate", 1, "--isl", "9,99"), "one value"),
+        ((*SMALL, "--rate", "1,2"), "rate: '1,2' is not a number"),
         (("plan", "llama-3.1-405b", "--isl", 9, "--osl", 9, "--rate", 1, "--gpus", "l4", "--max-gpus", 1), "gpus: l4 left out"),
         (("plan", "llama-3.1-405b", "--isl", 9, "--osl", 9, "--rate", 1, "--gpus", "l4"), "on up to 16 of them"),
         (("plan", "gpt2", "--isl", 2000, "--osl", 9, "--rate", 1), "exceeds the 1,024"),

@@ -16,7 +16,8 @@ ASKED: dict[str, tuple[Any, ...]] = {
     "a rate": ("llama-3.2-1b", *LENGTHS, "--gpus", "h100-sxm,l40s", "--bound", "--max-gpus", 2, "--rate", 40, "--show", 3),
     "calibrated": ("llama-3.1-8b", *LENGTHS, *H100, "--max-gpus", 2, "--rate", 30, "--tpot", "9ms", "--show", 2),
     "prefill apart": (
-        "llama-3.1-8b", "--isl", 3000, "--osl", 200, "--rate", 24, "--tpot", "8ms", "--ttft", "1s", "--bound", *H100, "--max-gpus", 8, *PLAIN, "--requests", 100, "--show", 4,
+        "llama-3.1-8b", "--isl", 3000, "--osl", 200, "--rate", 24, "--tpot", "8ms", "--ttft", "1s", "--bound", *H100,
+        "--max-gpus", 8, *PLAIN, "--requests", 100, "--show", 4,
     ),
     "users": ("llama-3.2-1b", *LENGTHS, *H100, "--max-gpus", 4, "--concurrency", 50, "--tpot", "20ms", "--show", 1),
     "batch work": ("llama-3.2-1b", *LENGTHS, *ONE, "--offline", "--show", 1),
@@ -31,6 +32,18 @@ ASKED: dict[str, tuple[Any, ...]] = {
     "SGLang": ("llama-3.2-1b", *LENGTHS, *ONE, "--rate", 9, "--engine", "sglang"),
     "TensorRT-LLM": ("llama-3.2-1b", *LENGTHS, *ONE, "--rate", 9, "--engine", "trtllm"),
     "llama.cpp": ("llama-3.2-1b", *LENGTHS, *ONE, "--rate", 2, "--engine", "llamacpp"),
+    "mixed lengths": (
+        "llama-3.1-8b", "--isl", "lognormal:900.5:0.8", "--osl", "sharegpt", "--requests", 60, *ONE, "--rate", 3, "--burst", 2,
+        "--show", 1,
+    ),
+    "sessions": (
+        "llama-3.1-8b", "--isl", "coding-step", "--osl", "20:60", "--requests", 60, *ONE, "--rate", 0.3, "--turns", 5, "--think",
+        "1.5s", "--prefix-len", 3000, "--prefix-caching", "--max-model-len", 20000, "--show", 1,
+    ),
+    "users with sessions": (
+        "llama-3.1-8b", "--isl", 300, "--osl", 40, "--requests", 60, *ONE, "--concurrency", 20, "--turns", 4, "--think", "2s",
+        "--prefix-caching", "--show", 1,
+    ),
     "pages that are not modelled": (
         "deepseek-v4-flash", *LENGTHS, "--gpus", "h200-sxm", "--bound", "--max-gpus", 8, "--rate", 1, "--show", 1,
         "--no-disaggregation",
@@ -53,6 +66,7 @@ def test_the_command_beside_a_plan_says_what_the_plan_says(cli: Callable[..., An
         assert found["tpot_mean_s"] == said["tpot_s"]
         assert found["utilisation"] == said["utilisation"]
         assert (found["mean_decode_batch"], found["preempted_requests"]) == (said["mean_batch"], said["preempted"])
+        assert found["prefix_hit_share"] == said["prefix_hit_share"]
         copies = plan["gpus"] / found["gpus"]
         assert copies == round(copies)
         assert found["request_per_s"] * copies == pytest.approx(said["request_per_s"], rel=1e-12)
