@@ -100,18 +100,21 @@ def roofline(
     )
     source = _source(cases, source_len)
     points: list[Point] = []
+    lost: list[str] = []
     whole = len(cases) > 1 or len(batches) > 1
     for order, (label, deployment) in enumerate(cases.items()):
         away = source if deployment.model.encoder is not None else 0
         known = expected_of(deployment, engine)
         for size in batches:
             for name in phases:
-                if not whole:
-                    points += kernel_points(deployment, size, cached, phase=name, new_tokens=new, source=away, engine=engine)
-                    continue
                 decoding = name == "decode"
                 step = deployment.decode(size, cached, source=away) if decoding else deployment.prefill(size, new, source=away)
                 several = label if len(cases) > 1 else ""
+                if not step.memory.fits:
+                    lost.append(" ".join(filter(None, [several, name, f"of batch {size:,}" if len(batches) > 1 else ""])))
+                if not whole:
+                    points += kernel_points(deployment, size, cached, phase=name, new_tokens=new, source=away, engine=engine)
+                    continue
                 name_of = f"batch {size:,}" if len(batches) > 1 else label
                 expected = known.one_decode(deployment, size, cached) if decoding else known.one_prefill(deployment, size, new)
                 points.append(step_point(step, name_of, order, expected, several))
@@ -121,6 +124,7 @@ def roofline(
     how = {True: f"at expected times ({engine})", False: "from no overlap to the bound"}
     share = ", or ".join(words for some, words in how.items() if any(point.expected is some for point in points))
     text = f"{meant}: {' and '.join(told[name] for name in phases)}, {sizes}; % of the datasheet roof {share}"
+    text += f"; does not fit: {', '.join(lost)}" if lost else ""
     if not picture.title:
         places = dict.fromkeys(place_of(deployment) for deployment in cases.values())
         picture = replace(picture, title=f"{', '.join(cases)} on {', '.join(places)}")

@@ -38,7 +38,7 @@ def breakdown_plot(
     """Shares of a step's kernels in their summed time, one bar per case and batch, the time of the whole step beside it.
 
     Kernels count at their expected times where all of them are calibrated (``engine``, "none" for bounds), else at their
-    own bounds, whose sum exceeds the step's bound, in which all kernels may overlap.
+    own bounds, whose sum exceeds the step's bound, in which all kernels may overlap. A step that does not fit says so.
 
     Args:
         phase: "decode" at ``context``, or "prefill" of ``new_tokens`` behind nothing.
@@ -55,6 +55,9 @@ def breakdown_plot(
             cached = context if phase == "decode" else 0
             found = kernels(deployment, work_of(phase, batch, cached, new_tokens, away), phase, engine)
             name = f"batch {batch:,}" if len(deployments) == 1 else f"{label}, batch {batch:,}" if len(batches) > 1 else label
+            step = deployment.decode if phase == "decode" else deployment.prefill
+            if not step(batch, context if phase == "decode" else new_tokens, source=away).memory.fits:
+                name += " (does not fit)"
             found_in.append((name, found))
     calibrated = all(k.expected is not None for _, found in found_in for k in found if k.unit)
     rows = [(name, by_role(found, calibrated)) for name, found in found_in]
