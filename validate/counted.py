@@ -45,6 +45,8 @@ OTHER = ("fma", "clampf", "select", "fabs", "floor", "ceil", "minnumf")
 NEWER = ("fneg",)
 """Operations that not every triton has."""
 ELEMENTWISE = (*SPECIAL, *BINARY, *COMPARISONS, *OTHER)
+ARITHMETIC = {**dict.fromkeys((*BINARY, "fabs", "minnumf", *NEWER), 1), "fma": 2}
+"""Elementwise operations that the model counts as vector FLOPs, each so many; comparisons, selections and casts are none."""
 
 BUILDER_HOOKS = (
     "create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_dot", "cast_impl",
@@ -101,6 +103,11 @@ class Tally:
     def special(self) -> int:
         """Elements that went through the special-function unit."""
         return sum(self.operations[name] for name in SPECIAL)
+
+    @property
+    def vector(self) -> int:
+        """Elementwise FLOPs, padding of blocks included; a sum or maximum of n elements takes n."""
+        return self.reduced + sum(each * self.operations[name] for name, each in ARITHMETIC.items())
 
 
 @dataclass
