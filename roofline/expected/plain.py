@@ -61,8 +61,18 @@ def work_of(load: Load) -> Batch:
     return groups[0] if len(groups) == 1 else Ragged(tuple(groups))
 
 
+def by_tokens(part: Component) -> bool:
+    """Whether a kernel's cost depends on the number of new tokens alone, however they are split into sequences."""
+    splits = (Work(2, 3, 5), Work(6, 1, 0, all_logits=True), Work(1, 6, 9))
+    first, *others = (set(part.cost(work).entries()) for work in splits)
+    return all(first == other for other in others)
+
+
 def plain_operators(stage: Model, accelerator: Accelerator, plain: Plain) -> list[Operator]:
-    """The kernels of one rank's step; those of a step with prompts in the form that prefills run."""
+    """The kernels of one rank's step; those of a step with prompts in the form that prefills run.
+
+    Kernels that both forms have and whose time is decided by the number of tokens are listed once, over that number.
+    """
 
     def seconds(cost: Cost) -> Any:
         timing = time(cost, accelerator)
@@ -72,11 +82,21 @@ def plain_operators(stage: Model, accelerator: Accelerator, plain: Plain) -> lis
     def run(part: Component, prompts: bool) -> Callable[[Load], Any]:
         return lambda load: seconds(part.cost(work_of(load))) if (load.prompt_tokens > 0) == prompts else 0.0
 
+    def over_tokens(part: Component) -> Callable[[Load], Any]:
+        return lambda load: seconds(part.cost(Work(_whole(maximum(load.tokens, 1.0)))))
+
     def made(number: int, part: Component, prompts: bool) -> Operator:
         launches = 0 if prompts or part.kind == "learned" else 1
         return Operator(number, "plain", part.name, run(part, prompts), error=plain.error, launches=launches)
 
+    def shared(number: int, part: Component) -> Operator:
+        launches = 0 if part.kind == "learned" else 1
+        return Operator(number, "plain", part.name, over_tokens(part), error=plain.error, launches=launches, over="all")
+
+    decode, prefill = list(stage.counted), list(stage.for_prefill.counted)
+    common = [entry for entry in decode if entry in prefill and by_tokens(entry[1])]
     return [
-        *(made(number, part, False) for number, part in stage.counted),
-        *(made(number, part, True) for number, part in stage.for_prefill.counted),
+        *(shared(number, part) for number, part in common),
+        *(made(number, part, False) for number, part in decode if (number, part) not in common),
+        *(made(number, part, True) for number, part in prefill if (number, part) not in common),
     ]

@@ -314,3 +314,17 @@ def test_sizes_out_of_range_are_named(clients: int, prompt: int, output: int, ca
 def test_a_request_that_no_cache_holds_is_refused() -> None:
     with pytest.raises(InputError, match="does not fit"):
         closed_form(place("llama-8b"), None, 1, 1000, 1000, times=BOUNDS["llama-8b"], capacity_tokens=1500.0)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-20b", "deepseek-v2-lite"])
+def test_kernels_that_look_at_tokens_alone_are_listed_once_and_take_the_same_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = ShardedDeployment(load_model(name), load_accelerator("rtx-4090"))
+    asked = [shape(decodes, 700, chunks, 300) for decodes in (0, 1, 7, 200) for chunks in (0, 1, 3) if decodes + chunks]
+    found = [ExpectedSteps(deployment, "llamacpp").seconds(one) for one in asked]
+    (stage,) = ExpectedSteps(deployment, "llamacpp")._stages
+    assert 0 < len(stage._other) < len(stage._rows["all"]._operators)
+    monkeypatch.setattr("roofline.expected.plain.by_tokens", lambda part: False)
+    apart = ExpectedSteps(deployment, "llamacpp")
+    assert found == pytest.approx([apart.seconds(one) for one in asked], rel=1e-12)
