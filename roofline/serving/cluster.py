@@ -218,7 +218,7 @@ class _Run:
         else:
             index = self.place[id(replica)]
             self.coming[index] += 1
-            self.push(now + self.lag(replica.load + 1), SCHEDULED, (index, request))
+            self.push(now + self.lag(len(replica.running) + 1), SCHEDULED, (index, request))
 
     def load(self, replica: Replica) -> int:
         """Requests that a replica has, and those that are still in its front end."""
@@ -258,7 +258,9 @@ class Cluster:
     Args:
         replicas: that take requests as they arrive. decoders: with them ``replicas`` only prefill, and hand caches over.
         link: carries caches to ``decoders``; each prefilling replica has one.
-        lag: seconds between a request's arrival and its scheduling, by the requests of its replica; None for none.
+        lag: seconds between a request's arrival and its scheduling, by the requests that run on its replica when it arrives,
+            itself counted; None for none. Those that wait for a place or are in the front end themselves do not count: the
+            constant is what each running sequence adds, and the closed form that it was fitted with takes it so.
 
     Raises InputError where only one of ``decoders`` and ``link`` is given.
     """
