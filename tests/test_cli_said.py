@@ -57,3 +57,17 @@ def test_formulas_say_how_they_count_and_what_they_leave_out(cli: Cli) -> None:
     (record,) = cli("formula", "attention", "-o", "json").records
     assert record["assumes"]
     assert record["not_modelled"]
+
+
+def test_a_plan_that_finds_nothing_says_so_in_marked_lines(cli: Cli) -> None:
+    question = (
+        "plan", "llama-3.2-1b", "--isl", 500, "--osl", 50, "--rate", 4, "--ttft", "1us", "--gpus", "h100-sxm,mi300x",
+        "--no-disaggregation", "--max-gpus", 1,
+    )  # fmt: skip
+    verdict, _, behind = cli(*question).out.partition("\n\n")
+    assert verdict.splitlines()[2].startswith("no deployment is confirmed: ")
+    assert behind.splitlines()
+    assert {line.partition(": ")[0] for line in behind.splitlines()} <= {"note", "assumes", "not modelled"}
+    emitted = cli(*question, "--emit", "vllm")
+    assert (emitted.code, emitted.out) == (1, "")
+    assert "no deployment is confirmed" in emitted.err

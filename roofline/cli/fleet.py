@@ -182,7 +182,8 @@ def fleet(
         *(price_words(gpu.id, rent(gpu, given)) for gpu in chips if any(r["gpu"] == gpu.id for r in records)),
         *dict.fromkeys([*(note for one in shown for note in one.setup.notes), *left_ranges(shown)]),
     ]
-    out.note("", *notes, *(f"assumes: {line}" for line in lines), f"not modelled: {NOT_MODELLED}")
+    told = [f"note: {line}" for line in notes] + [f"assumes: {line}" for line in lines]
+    out.note("", *told, f"not modelled: {NOT_MODELLED}")
     return 0
 
 

@@ -326,7 +326,8 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
     launch = _launch(solved, confirmed[0].plan) if confirmed else []
     if emit:
         if not confirmed:
-            out.note(*_verdict(solved, out))
+            for line in _verdict(solved, out):
+                out.warn(line)
             return 1
         if out.format == "table":
             out.write(script(launch))
@@ -354,5 +355,7 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
     plans = [choice.plan for choice in confirmed]
     notes = dict.fromkeys([*(note for plan in plans for note in plan.setup.notes), *(left_ranges(plans) if plans else ())])
     lines = [*notes, *_travel(confirmed, question.load), *assumes(solved)]
-    out.note("", *solved.notes, *(f"assumes: {line}" for line in lines), f"not modelled: {NOT_MODELLED}")
+    gap = [""] if confirmed or out.format != "table" else []
+    told = [f"note: {line}" for line in solved.notes] + [f"assumes: {line}" for line in lines]
+    out.note(*gap, *told, f"not modelled: {NOT_MODELLED}")
     return 0 if confirmed else 1

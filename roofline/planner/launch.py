@@ -221,10 +221,12 @@ def launches(
 
 
 def script(found: list[Launch]) -> str:
-    """The commands as a shell script: files first, then each command with how often it runs."""
+    """The commands as a shell script: files first, then each command with how often it runs; what they share is said once."""
     lines: list[str] = []
+    told: set[str] = set()
     for launch in found:
-        lines += [f"# {note}" for note in launch.notes]
+        lines += [f"# {note}" for note in launch.notes if note not in told]
+        told |= set(launch.notes)
         for name, text in launch.files.items():
             lines += [f"cat > {name} <<'EOF'", text.rstrip("\n"), "EOF"]
         times = f" x {launch.instances} behind a load balancer" if launch.instances > 1 else ""

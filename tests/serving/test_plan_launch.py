@@ -88,6 +88,14 @@ def test_what_vllm_is_told():
     assert (experts["tensor_parallel_size"], experts["data_parallel_size"], experts["enable_expert_parallel"]) == (2, 4, True)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_what_two_parts_share_is_said_once(engine):
+    front = plan(engine, Mesh(2), instances=2)
+    found = launched(plan(engine, Mesh(2), instances=1, prefill=front))
+    assert script(found).count("a router of") == 1
+    assert all(any("a router of" in note for note in launch.notes) for launch in found)
+
+
 def test_what_sglang_counts_over_all_ranks():
     """With --enable-dp-attention SGLang divides requests and chunks by the data-parallel ranks, which tp includes."""
     one = launched(plan("sglang", Mesh(1, 1, 8, 8), None, "fp8", 1024, 32, sparse=True, drafting=Drafting(2, 0.8, None)), "mtp")
