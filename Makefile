@@ -13,18 +13,23 @@ DEMO = $(BIN)/roofline what-if llama-2-13b --gpu h100-sxm --batch 1,16,64,256 --
 .PHONY: demo test lint format types bench notebooks gpu fresh ci clean
 
 $(VENV)/.base: pyproject.toml setup.py
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e .
+	@echo "setting up $(VENV) with numpy, sympy, pandas, matplotlib, typer and tabulate: about a minute, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) -e .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml setup.py
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[dev]'
+	@echo "setting up $(VENV) with what the tests need, torch among it: some minutes, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) -e '.[dev]'
 	touch $(VENV)/.base $@
 
 demo: $(VENV)/.base
+	@echo "how fast is Llama 2 13B on an H100, and how many sequences fit?"
 	$(DEMO)
+	@echo; echo "the same by the simplest law, bytes over bandwidth:"
 	$(DEMO) --convention lecture
+	@echo; echo "next: source $(VENV)/bin/activate; roofline; roofline doctor; docs/tutorial.md"
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)

@@ -156,7 +156,12 @@ def plan(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", metavar="NAME", help="What serves.  [default: vllm]", autocompletion=complete_engines),
+        typer.Option(
+            "--engine",
+            metavar="NAME",
+            help="What serves, and whose step times count; see --bound.  [default: vllm]",
+            autocompletion=complete_engines,
+        ),
     ] = None,
     engine_version: Annotated[
         str | None, typer.Option("--engine-version", metavar="X.Y", help="Its version.  [default: the newest known]")

@@ -219,7 +219,8 @@ def test_a_fleet_says_its_prices_the_range_of_all_its_batches_and_what_it_leaves
     arguments = ("fleet", "llama-3.1-8b", "--tokens-per-day", "1T", "--gpus", "h100-sxm,h200-sxm")
     answer = cli(*arguments).out
     assert "assumes: price of h100-sxm: 2.95 USD per GPU and hour (20" in answer
-    assert re.search(r"assumes: batch\S* \d+( to \d+)? (is|are) outside the calibrated range of vllm \(4 to 128 at once\)", answer)
+    batches = r"assumes: batch\S* \d+( to \d+)? (is|are) outside the calibrated range of vllm \(4 to 128 at once\)"
+    assert re.search(batches, answer)
     assert answer.rstrip().splitlines()[-1].startswith("not modelled: the load over a day")
     found = cli(*arguments, "-o", "json").records
     assert [record["usd_per_gpu_hour"] for record in found] == [2.95, 4.0]
