@@ -49,6 +49,12 @@ def log2(x: Any) -> Any:
     return math.log2(x) if numpy is None else numpy.log2(x)
 
 
+def exp(x: Any) -> Any:
+    """The exponential."""
+    numpy = _numpy(x)
+    return math.exp(x) if numpy is None else numpy.exp(x)
+
+
 def maximum(a: Any, b: Any) -> Any:
     """The larger one."""
     if type(a) in PLAIN and type(b) in PLAIN:

@@ -21,7 +21,7 @@ from roofline.expected.kernels import engines
 from roofline.expected.serving import fitted, serving_of
 from roofline.parallel.mesh import Mesh
 from roofline.serving.calibrated import ExpectedSteps
-from roofline.serving.closed_form import Client, closed_form, loads, steady
+from roofline.serving.closed_form import RULES, Client, Rules, closed_form, loads, steady
 from roofline.serving.metrics import Result
 from roofline.serving.policies import Policy
 from roofline.serving.server import Cache, Server
@@ -210,8 +210,7 @@ def test_one_client_waits_for_nobody() -> None:
     steps = STEPS["llama-70b fp8"]
     answer = closed_form(deployment, engine, 1, 1000, 200, times=steps)
     assert answer.tpot_s == pytest.approx(steps.seconds(shape(1, 1100)))
-    own = steps.seconds(shape(1, 1100, 1, 1000)) + steps.request_seconds(1.0)
-    assert answer.ttft_s == pytest.approx(own)
+    assert answer.ttft_s == pytest.approx(steps.seconds(shape(0, 0, 1, 1000)) + steps.request_seconds(1.0))
     assert answer.output_tok_per_s == pytest.approx(200 / (answer.ttft_s + 199 * answer.tpot_s))
 
 
@@ -234,45 +233,82 @@ def test_prompts_of_others_lengthen_tokens_and_a_full_cache_makes_requests_wait(
     assert full.output_tok_per_s < many.output_tok_per_s
 
 
+def test_sglang_admits_the_newest_with_room_for_all_of_its_output() -> None:
+    found = loads(64.0, 2000.0, 200.0, 10_000.0, 8192.0, rules=RULES["sglang"])
+    assert found.running == pytest.approx(1 + (10_000 - 2200) / (2000 + 0.55 * 200))
+
+
 def test_long_prompts_are_cut_by_the_token_budget() -> None:
     cut = loads(8.0, 30_000.0, 500.0, 1e9, 8192.0)
     assert cut.turns == 4.0
     assert cut.mixed.chunk * cut.turns == pytest.approx(30_000)
     whole = loads(8.0, 4000.0, 500.0, 1e9, 8192.0)
-    assert (whole.turns, whole.group, whole.mixed.behind) == (1.0, 1.0, 0.0)
+    assert (whole.turns, whole.mixed.chunk, whole.mixed.behind) == (1.0, 4000.0, 0.0)
+
+
+def test_a_step_that_has_prompts_has_a_poisson_number_of_them() -> None:
+    """Mean of those above nothing; TensorRT-LLM packs whole prompts, vLLM fills the budget."""
+    found = loads(101.0, 100.0, 100.0, 1e9, 8192.0)
+    number = np.arange(1, 60)
+    chances = np.exp(-1.0) / np.cumprod(number)
+    assert found.group == pytest.approx((number * chances).sum() / chances.sum())
+    long = [loads(64.0, 3000.0, 300.0, 1e9, 8192.0, rules=RULES.get(engine, Rules())) for engine in ("vllm", "trtllm")]
+    assert [one.together for one in long] == [pytest.approx(8192 / 3000), 2.0]
+    assert [one.share for one in long] == [pytest.approx(3000 / (8192 - 64)), 0.5]
 
 
 def test_a_wave_waits_for_half_of_the_others_prompts_before_and_after_its_first_token() -> None:
+    """Pairs of prompts, one after the other: 32 of them, of which 31 are others."""
     client = Client(wave=1.0)
     found = loads(64.0, 4096.0, 256.0, 1e9, 8192.0, client)
     assert found.group == 2.0
     means = steady(found, 0.02, 0.5, 0.4, 0.0, 64.0, 256.0, client, burst=0.4)
-    assert means.ttft == pytest.approx((32 + 1) / 2 * 0.4), "pairs of prompts, one after the other"
-    assert means.tpot == pytest.approx(0.02 + 63 / 256 * 0.1)
+    assert means.ttft == pytest.approx((32 + 1) / 2 * 0.4)
+    assert means.tpot == pytest.approx(0.02 + 31 / 2 * 0.4 / 256)
 
 
 def test_the_first_round_of_ten_waits_for_half_of_all_prompts() -> None:
-    """InferenceX: ten requests of each client, all start at once: 32 prompts, eight in a step of the budget."""
-    found = loads(32.0, 1000.0, 1000.0, 1e9, 8192.0)
-    assert found.together == 8.0
+    """InferenceX: ten requests of each client, all start at once: 32 prompts, four in a step of the budget."""
+    found = loads(32.0, 2048.0, 1000.0, 1e9, 8192.0)
+    assert found.together == 4.0
     ten = steady(found, 0.01, 0.05, 0.05, 0.0, 32.0, 1000.0, Client(rounds=10.0), burst=0.3)
     endless = steady(found, 0.01, 0.05, 0.05, 0.0, 32.0, 1000.0)
-    assert ten.ttft - endless.ttft == pytest.approx((0.5 * (32 / 8 + 1) * 0.3 - endless.ttft) / 10)
-    assert ten.tpot == endless.tpot
+    assert ten.ttft - endless.ttft == pytest.approx((0.5 * (32 / 4 + 1) * 0.3 - endless.ttft) / 10)
+    assert ten.tpot - 0.01 == pytest.approx((endless.tpot - 0.01) * (1 - 1 / 20)), "the first prompts meet half of the others"
 
 
-def test_long_steps_are_met_more_often_than_they_occur() -> None:
-    """A prompt that comes at any time waits for half of the step that it meets, and behind others as M/D/1 says."""
-    found = loads(32.0, 1000.0, 1000.0, 1e9, 8192.0)
-    assert found.share == pytest.approx(1000 / (8192 - 32))
-    means = steady(found, 0.01, 0.05, 0.05, 0.0, 32.0, 1000.0)
-    rate = 31 / (means.ttft + 1000 * means.tpot)
-    assert means.tpot == pytest.approx(0.01 / (1 - rate * 0.04), rel=1e-6)
-    prompts, service = rate * 0.05, 0.04 + 0.01 * found.share
-    left = (prompts * 0.05 + (1 - prompts) * 0.01) / 2
-    busy = rate * service
-    assert means.ttft == pytest.approx(0.05 + left * (1 + busy / (1 + 32**-0.5 - busy)), rel=1e-3)
-    assert left > means.tpot / 2
+def test_ends_of_lives_gather_as_their_spread_says() -> None:
+    """The k-th end of a life is spread by sqrt(k): the self-density of a wrapped normal distribution, by sampling."""
+    found = loads(4.0, 10.0, 1000.0, 1e9, 8192.0, Client(rounds=3.0, spread=0.1)).gathered
+    random, bins = np.random.Generator(np.random.PCG64(1)), 50
+    density = 0.0
+    for k in (1, 2):
+        ends = 0.1 * np.sqrt(k) * random.standard_normal(400_000) % 1.0
+        share = np.bincount((ends * bins).astype(int), minlength=bins) / len(ends)
+        density += bins * (share**2).sum() / 2
+    assert found == pytest.approx(density, rel=0.01)
+    assert loads(4.0, 10.0, 1000.0, 1e9, 8192.0, Client(spread=0.1)).gathered == 1.0, "endless lives are spread evenly"
+
+
+def test_a_request_waits_for_the_rest_of_the_step_that_is_under_way_when_it_is_known() -> None:
+    """Answered at the end of a step, known 25 ms later: in the middle of the third step of 10 ms, or shortly before its end."""
+    found = loads(2.0, 100.0, 1e5, 1e9, 8192.0)
+    for request, left in ((0.025, 0.005), (0.0299, 0.0001), (0.0, 0.0)):
+        means = steady(found, 0.01, 0.012, 0.012, request, 2.0, 1e5)
+        assert means.ttft == pytest.approx(request + left + 0.012, abs=1e-5)
+
+
+def test_long_steps_are_not_met_more_often_than_they_occur() -> None:
+    """The clock of a closed loop is its steps: prompts of a second that come with one step in 100 are met once in 100 times."""
+    found = loads(11.0, 1000.0, 1000.0, 1e9, 8192.0)
+    means = steady(found, 0.01, 1.01, 1.0, 0.009, 11.0, 1000.0)
+    rate = 10 / (means.ttft + 1000 * means.tpot)
+    added = 1.0 / found.group
+    assert means.tpot == pytest.approx(0.01 / (1 - rate * added), rel=1e-4)
+    met = 1 - np.exp(-rate * means.tpot)
+    wait = met * (1.01 - 0.009) + (1 - met) * 0.001
+    assert means.ttft == pytest.approx(0.009 + 0.01 + added + wait + rate * means.tpot * added, rel=2e-3)
+    assert means.quiet
 
 
 def test_prompts_that_want_more_than_all_steps_set_the_pace() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from roofline.expected.model import Constant
 from roofline.expected.serving import ENGINE_CONSTANTS, SHARED_CONSTANTS, Serving, step_seconds
-from roofline.serving.closed_form import Steady, steady
+from roofline.serving.closed_form import Near, Steady, steady
 from roofline.validate.fitting import rounded
 from roofline.validate.serving.runs import KINDS, Runs
 
@@ -49,8 +49,9 @@ def predict(runs: Runs, constants: Serving) -> Steady:
     seconds = {kind: step_seconds(runs.busy[kind], getattr(steps, kind), constants) for kind in KINDS}
     clients, output = (runs.table[name].to_numpy(dtype=float) for name in ("clients", "output"))
     request = constants.request_seconds(steps.running)
-    decode, mixed, alone, burst = (seconds[kind] for kind in KINDS)
-    return steady(steps, decode, mixed, alone, request, clients, output, runs.client, burst)
+    decode, mixed, alone, burst, few, less, early = (seconds[kind] for kind in KINDS)
+    near = Near(few, less, early, constants.request_seconds(1.0))
+    return steady(steps, decode, mixed, alone, request, clients, output, runs.client, burst, near)
 
 
 def solve(constants: Sequence[Constant], model: Callable[[Any], Any], measured: Any) -> Any:

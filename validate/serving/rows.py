@@ -20,6 +20,7 @@ BLIND = "b200-sxm"
 """The accelerator of which only Llama-70B in fp8 is looked at, and which no constant has seen."""
 NUMBERS = {
     "lengths": 1.0, "rounds": float("inf"), "budget": 8192.0, "held": 0.0, "wave": 0.0, "fraction": 0.9, "sequences": 0.0,
+    "spread": 0.0,
 }  # fmt: skip
 """Fields of a protocol and their defaults; a text is an expression over the columns."""
 

@@ -25,12 +25,12 @@ from roofline.expected.serving import Busy
 from roofline.model import Model
 from roofline.parallel.mesh import Mesh
 from roofline.parallel.ranks import Sharded
-from roofline.serving.closed_form import GROWTH, RESERVED, Client, Loads, loads
+from roofline.serving.closed_form import RULES, Client, Loads, Rules, loads
 
 STRUCTURE = ["name", "weights", "kv", "gpu", "engine", "tp", "dp", "ep", "kernels"]
 VERSIONS = {"vllm": "0.11", "trtllm": None, "sglang": None}
 """Version whose memory rules hold for the measured engines, None for the newest."""
-KINDS = ("decode", "mixed", "alone", "burst")
+KINDS = ("decode", "mixed", "alone", "burst", "few", "less", "early")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Runs:
 
 
 def _taken(value: Any, mask: Any) -> Any:
-    if isinstance(value, (Load, Busy, Client)):
+    if isinstance(value, (Load, Busy, Client, Rules)):
         return replace(value, **{field.name: _taken(getattr(value, field.name), mask) for field in fields(value)})
     return value[mask] if getattr(value, "ndim", 0) else value
 
@@ -142,6 +142,14 @@ def _columns(table: Any, *names: str) -> Iterator[Any]:
         yield table[name].to_numpy(dtype=float)
 
 
+def _rules(table: Any) -> Rules:
+    """How the engine of each row schedules."""
+    import numpy
+
+    own = [RULES.get(engine, Rules()) for engine in table["engine"]]
+    return Rules(**{field.name: numpy.array([float(getattr(one, field.name)) for one in own]) for field in fields(Rules)})
+
+
 def runs_of(table: Any) -> Runs:
     """The runs of cleaned rows."""
     import numpy
@@ -157,12 +165,9 @@ def runs_of(table: Any) -> Runs:
             refused.append(Refused(tuple(key), len(index), str(error)))
     kept = ~numpy.isnan(capacity)
     table, capacity = table[kept].reset_index(drop=True), capacity[kept]
-    clients, prompt, output, budget, rounds, held, wave = _columns(
-        table, "clients", "prompt", "output", "budget", "rounds", "held", "wave"
-    )
-    client = Client(rounds, held, wave)
-    growth = table["engine"].map(RESERVED).fillna(GROWTH).to_numpy(dtype=float)
-    steps = loads(clients, prompt, output, capacity, budget, client, growth=growth)
+    clients, prompt, output, budget = _columns(table, "clients", "prompt", "output", "budget")
+    client = Client(*_columns(table, "rounds", "held", "wave", "spread"))
+    steps = loads(clients, prompt, output, capacity, budget, client, rules=_rules(table))
     parts = {kind: {field.name: numpy.zeros(len(table)) for field in fields(Busy)} for kind in KINDS}
     for key, index in table.groupby(STRUCTURE, sort=True).indices.items():
         one = structure(*(int(v) if isinstance(v, numpy.integer) else v for v in key))

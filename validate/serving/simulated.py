@@ -14,9 +14,9 @@ from roofline.accelerator import load_accelerator
 from roofline.engines.profile import load_engine
 from roofline.parallel.mesh import Mesh
 from roofline.serving.calibrated import ExpectedSteps
-from roofline.serving.closed_form import RESERVED, Client, closed_form
+from roofline.serving.closed_form import Client, closed_form
 from roofline.serving.metrics import Result
-from roofline.serving.policies import Policy
+from roofline.serving.policies import RESERVES, Policy
 from roofline.serving.server import Cache, Server
 from roofline.serving.workload import Workload
 from roofline.sharded import ShardedDeployment
@@ -73,11 +73,11 @@ def simulate(row: Any, capacity: float, seed: int = 1) -> Compared:
     )  # fmt: skip
     cache = Cache(int(capacity) // BLOCK, BLOCK, None, "engine", "", clients, budget)
     policy = Policy(SCHEDULERS[row.engine], clients, budget)
-    allocation = "oracle" if row.engine in RESERVED else "paged"
+    allocation = RESERVES.get(row.engine, "paged")
     served = Result(Server(deployment, cache, policy, times, allocation=allocation).serve(workload))
     closed = closed_form(
         deployment, load_engine(row.engine), clients, row.prompt, row.output, times=times, capacity_tokens=capacity,
-        batched_tokens=budget, client=Client(rounds=row.rounds),
+        batched_tokens=budget, client=Client(rounds=row.rounds, spread=row.spread),
     )  # fmt: skip
     return Compared(
         row.gpu, row.engine, row.name, row.tp, isl, osl, clients, closed.running, row.tpot, closed.tpot_s,
