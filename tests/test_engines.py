@@ -220,8 +220,8 @@ POOLS = {"A04": Fraction(22096 * 327680, GIB), "A09": Fraction(41408 * 131072, G
 """Pools of rows that log tokens, in GiB."""
 
 MISSES = {
-    "A17": "the log's 2.12 GiB of activations are a forward pass (1.73 GiB) and image embeddings; the peak of the sampler over 1,024 "
-    "sequences, 38 bytes a logit in every text model of the same document, is not in it, and the document states no batch",
+    "A17": "the log's 2.12 GiB of activations are a forward pass (1.73 GiB) and image embeddings; the peak of the sampler over "
+    "1,024 sequences, 38 bytes a logit in every text model of the same document, is not in it, and the document states no batch",
     "A26": "vLLM 0.3 took what the device no longer had free after its profile run, so fragments of the allocator count, and the "
     "16-bit copy (0.17 GiB) of the largest int4 matrix that csrc/quantization/gptq/q_gemm.cu made; later versions count what is "
     "allocated",

@@ -170,12 +170,25 @@ def _broken(seed: int) -> Iterator[tuple[str, str | bytes]]:
     yield "turn", json.dumps(turns)
 
 
-def test_a_thousand_broken_files_give_one_clear_error_each(tmp_path: Path) -> None:
+def test_a_reader_that_hangs_is_caught(within: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The guard of the test below, on a reader that never comes back."""
+    from roofline.serving import traces
+
+    def forever(*_: Any) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(traces, "_rows", forever)
+    with pytest.raises(AssertionError, match="still running after"), within(0.2):
+        traces.read_trace(written(tmp_path, AZURE))
+
+
+def test_a_thousand_broken_files_give_one_clear_error_each(tmp_path: Path, within: Callable[..., Any]) -> None:
     started, count = time.monotonic(), 0
     for seed in range(84):
         for kind, text in _broken(seed):
             path = written(tmp_path, text)
-            with pytest.raises(InputError) as caught:
+            with pytest.raises(InputError) as caught, within(10.0):
                 read_trace(path, concurrency=1 if kind == "turn" else None)
             message = str(caught.value)
             assert message.startswith("trace: "), (kind, message)
