@@ -8,7 +8,7 @@ JOBS ?= 2
 ARGS ?=
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
-DEMO = $(BIN)/roofline what-if llama-2-13b --gpu h100-sxm --batch 1,16,64,256 --context 1024 --engine vllm
+DEMO = $(BIN)/roofline what-if llama-2-13b --gpu h100-sxm --batch 1,16,64,256 --context 1024
 
 .PHONY: demo test lint format types bench notebooks gpu fresh ci clean
 
@@ -26,7 +26,7 @@ $(VENV)/.dev: pyproject.toml setup.py
 
 demo: $(VENV)/.base
 	@echo "how fast is Llama 2 13B on an H100, and how many sequences fit?"
-	$(DEMO)
+	$(DEMO) --engine vllm
 	@echo; echo "the same by the simplest law, bytes over bandwidth:"
 	$(DEMO) --convention lecture
 	@echo; echo "next: source $(VENV)/bin/activate; roofline; roofline doctor; docs/tutorial.md"

@@ -80,19 +80,14 @@ def _packages() -> Iterator[Row]:
 
 
 def _extra(extra: str, requirements: list[str]) -> Row:
-    """An extra: whether its packages are there, what it is for, and how to get it."""
+    """An extra: whether its packages are there, what it is for, and which it has or lacks."""
     versions = {_name(requirement): _version(_name(requirement)) for requirement in requirements}
     missing = [name for name, found in versions.items() if found is None]
     state = "installed" if not missing else "not installed" if len(missing) == len(versions) else "incomplete"
     have = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
-    get = install(extra)
-    if missing and len(missing) < len(versions):
-        get += f" (missing: {', '.join(missing)})"
-    return (
-        f"extra {extra}",
-        state,
-        "; ".join(part for part in (f"for {USES[extra]}" if extra in USES else "", get if missing else have) if part),
-    )
+    lacks = f"missing: {', '.join(missing)}" if len(missing) < len(versions) else ""
+    parts = (f"for {USES[extra]}" if extra in USES else "", lacks if missing else have)
+    return f"extra {extra}", state, "; ".join(filter(None, parts))
 
 
 def _driver() -> Row:
@@ -165,8 +160,14 @@ def _verdict(found: list[Row]) -> str:
 def doctor(*, out: Output) -> int:
     """What is installed, what works with it, what is missing and how to get it. Imports none of it."""
     found: list[Row] = list(_findings())
-    records: list[dict[str, Any]] = [{"what": what, "found": value, "note": note} for what, value, note in found]
+    lacking = [what for what, value, _ in found if what.startswith("extra ") and value != "installed"]
+    ways = {what: install(what.removeprefix("extra ")) for what in lacking}
+    records: list[dict[str, Any]] = [
+        {"what": what, "found": value, "note": note, "install": ways.get(what)} for what, value, note in found
+    ]
     out.records(records, lambda: (["what", "found", "note"], found))
     gpu = any(what == "CUDA device" and value == "present" for what, value, _ in found)
     out.note("", _verdict(found) + ("" if gpu else "; bench needs a GPU"))
+    if ways:
+        out.note(f"to install an extra: {ways[lacking[0]]}; several: {install('kernels,silicon')}")
     return 0
