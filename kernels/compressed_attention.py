@@ -359,6 +359,34 @@ def expected(case: Compressed, tensors: Tensors) -> Expected:
     return Expected(cost, kernels, TYPES[case.dtype].triton, executed, needed)
 
 
+def library(case: Compressed, tensors: Tensors) -> Any:
+    """torch's scaled_dot_product_attention over contiguous 16-bit entries, the selected ones gathered, a sink as a key of 0."""
+    S, kind = case.cached[0], tensors["q"].dtype
+    if case.T > 1 or any(one != S for one in case.cached) or case.k > (S + 1) // case.every:
+        return None
+    near, far = case.counts(S + 1)
+
+    def rows(cache: torch.Tensor, table: torch.Tensor, end: int) -> torch.Tensor:
+        pages = (cache[row] for row in table.long())
+        wide = (unpack(held, case.page, case.H, kind) if case.packed else held for held in pages)
+        return torch.stack([held.flatten(0, 1)[:end].to(kind) for held in wide])
+
+    recent = rows(tensors["window_cache"], tensors["window_table"], S + 1)[:, S + 1 - near :]
+    entries, q = rows(tensors["cache"], tensors["table"], (S + 1) // case.every), tensors["q"].transpose(1, 2)
+    nothing, shown = entries.new_zeros(len(entries), 1, case.H), None
+    if case.sinks:
+        shown = torch.cat([q.new_zeros(case.N, near + far), tensors["sinks"][:, None].to(kind)], 1)[None, :, None]
+    selected = tensors["selected"][:, 0, :far, None].long().expand(-1, -1, case.H) if case.k else None
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def run() -> torch.Tensor:
+        chosen = entries if selected is None else entries.gather(1, selected)
+        mine = torch.cat([recent, chosen, nothing] if case.sinks else [recent, chosen], 1).unsqueeze(1)
+        return sdpa(q, mine, mine, attn_mask=shown, scale=case.scale, enable_gqa=True)
+
+    return run
+
+
 TWO = Blocks(16, 2, rows=16)
 CASES = (
     Compressed("chosen", "bf16", (150, 9), 4, 64, 12, 4, k=20, page=8),
@@ -384,5 +412,6 @@ MEASURED = (
     Compressed("v4-hca-128k", "bf16", LONG, **HCA, packed=True),
 )
 SPEC = Spec(
-    "compressed_attention", "LatentAttention", CASES, inputs, reference, launch, expected, tolerance("entries"), BUILDS, MEASURED
+    "compressed_attention", "LatentAttention", CASES, inputs, reference, launch, expected, tolerance("entries"), BUILDS, MEASURED,
+    library,
 )  # fmt: skip

@@ -251,7 +251,7 @@ def library(case: Index, tensors: Tensors) -> Any:
     values, scales = from_pages(tensors["cache"], case.page, case.dim, case.index)
     rows = tensors["table"].long()
     keys = torch.stack([dequantise(values[row], scales[row], case.index).flatten(0, 1)[:count].bfloat16() for row in rows])
-    weights = tensors["head_weights"][:, 0, :, None]
+    weights = tensors["head_weights"][:, 0, :, None] * case.scale
     return lambda: (torch.relu(torch.bmm(q, keys.transpose(1, 2))) * weights).sum(1)
 
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from roofline.components.chunked import Heads
 from roofline.components.delta import DeltaRule
 from roofline.errors import InputError
-from roofline.kernels import buffers
+from roofline.kernels import buffers, plain_steps
 from roofline.kernels.arguments import FLOATING, check
 from roofline.kernels.fixed_state import (
     NORM_EPSILON,
@@ -228,6 +228,11 @@ def expected(case: Delta, tensors: Tensors) -> Expected:
     return Expected(cost, {"delta_step_kernel": Launch(programs, moved)})
 
 
+def library(case: Delta, tensors: Tensors) -> Any:
+    """The step in torch, operation by operation."""
+    return plain_steps.delta(case.lengths, tensors)
+
+
 CASES = (
     Delta("ragged", "bf16", (1, 3, 2), 2, 6, 20, 12),
     Delta("decode", "bf16", (1, 1, 1), 2, 4, 16, 24, "bf16"),
@@ -237,4 +242,6 @@ CASES = (
 QWEN3_NEXT: dict[str, Any] = {"HK": 16, "H": 32, "K": 128, "V": 128}
 BUILDS = (Build(Delta("qwen3-next", "bf16", (1,) * 64, **QWEN3_NEXT), targets=EVERYWHERE),)
 MEASURED = (Delta("qwen3-next-256", "bf16", (1,) * 256, **QWEN3_NEXT),)
-SPEC = Spec("gated_delta_step", "DeltaRule", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED)
+SPEC = Spec(
+    "gated_delta_step", "DeltaRule", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED, library
+)

@@ -183,7 +183,7 @@ def dequantized(case: Integers, tensors: Tensors) -> torch.Tensor:
         codes = columns(qweight, interleaved)
     else:
         codes = torch.stack([(qweight >> 4 * nibble) & 15 for nibble in eight], 1).flatten(0, 1)
-    zeros = torch.full((case.K // case.group, case.N), SYMMETRIC_ZERO)
+    zeros = torch.full((case.K // case.group, case.N), SYMMETRIC_ZERO, device=qweight.device)
     if case.asymmetric:
         held = tensors["zeros"].to(torch.int64)
         zeros = columns(held, interleaved) if case.stored == "awq" else (columns(held, plain) + 1) % 16
@@ -217,8 +217,11 @@ def expected(case: Integers, tensors: Tensors) -> Expected:
 
 
 def library(case: Integers, tensors: Tensors) -> Any:
-    """cuBLAS over the same weight in 16 bits."""
-    return weight_only.dense_library(case, tensors["x"])
+    """cuBLAS over the same weight in 16 bits, rows in the order of x."""
+    weight = dequantized(case, tensors)
+    if case.ordered:
+        weight = torch.empty_like(weight).index_copy_(0, tensors["order"].long(), weight)
+    return weight_only.dense_library(tensors["x"], weight)
 
 
 SMALL, SKINNY = Tiles(32, 32, 32), Tiles(16, 32, 64, splits=4)

@@ -369,8 +369,8 @@ def expected(case: Experts, tensors: Tensors) -> Expected:
 
 
 def library(case: Experts, tensors: Tensors) -> Any:
-    """torch's grouped matmul behind a gather, the activation after it; 16-bit weights only."""
-    if case.weight != "same" or not hasattr(torch.nn.functional, "grouped_mm"):
+    """torch's grouped matmul behind a gather, the activation after it; 16-bit weights and rows at multiples of 16 bytes only."""
+    if case.weight != "same" or case.K % 8 or case.held % 8 or not hasattr(torch.nn.functional, "grouped_mm"):
         return None
     x, weight, ends = tensors["x"], tensors["weight"].transpose(1, 2), tensors["offsets"][1:]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from roofline.kernels.fixed_state import STEP_TOLERANCE
-from roofline.kernels.gated_delta_step import Delta, expected, inputs, launch, reference
+from roofline.kernels.gated_delta_step import Delta, expected, inputs, launch, library, reference
 from roofline.kernels.spec import Build, Spec
 
 CHANNEL: dict[str, Any] = {"by_channel": True}
@@ -22,4 +22,4 @@ CASES = (
 KIMI_LINEAR: dict[str, Any] = {"HK": 32, "H": 32, "K": 128, "V": 128, **CHANNEL}
 BUILDS = (Build(Delta("kimi-linear", "bf16", (1,) * 64, **KIMI_LINEAR)),)
 MEASURED = (Delta("kimi-linear-256", "bf16", (1,) * 256, **KIMI_LINEAR),)
-SPEC = Spec("kda_step", "DeltaRule", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED)
+SPEC = Spec("kda_step", "DeltaRule", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED, library)

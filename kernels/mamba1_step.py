@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from roofline.components.mamba import SelectiveScan
-from roofline.kernels import buffers
+from roofline.kernels import buffers, plain_steps
 from roofline.kernels.arguments import FLOATING, check
 from roofline.kernels.fixed_state import STEP_TOLERANCE, batch, check_states, moved_tables, sequences, softplus, tables
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors
@@ -147,6 +147,11 @@ def expected(case: Selective, tensors: Tensors) -> Expected:
     return Expected(cost, {"mamba1_step_kernel": Launch(blocks * B, moved)})
 
 
+def library(case: Selective, tensors: Tensors) -> Any:
+    """The step in torch, operation by operation."""
+    return plain_steps.mamba1(case.lengths, tensors)
+
+
 CASES = (
     Selective("ragged", "bf16", (2, 1, 4), 150, 20),
     Selective("decode", "bf16", (1, 1), 96, 16, "bf16"),
@@ -156,4 +161,4 @@ CASES = (
 MAMBA: dict[str, Any] = {"inner": 5120, "J": 16}
 BUILDS = (Build(Selective("mamba-2.8b", "bf16", (1,) * 64, **MAMBA), targets=EVERYWHERE),)
 MEASURED = (Selective("mamba-2.8b-256", "bf16", (1,) * 256, **MAMBA),)
-SPEC = Spec("mamba1_step", "SelectiveScan", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED)
+SPEC = Spec("mamba1_step", "SelectiveScan", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED, library)

@@ -17,7 +17,7 @@ import triton.language as tl
 from roofline.components.chunked import Heads
 from roofline.components.mamba import LinearScan
 from roofline.errors import InputError
-from roofline.kernels import buffers
+from roofline.kernels import buffers, plain_steps
 from roofline.kernels.arguments import FLOATING, check
 from roofline.kernels.fixed_state import STEP_TOLERANCE, batch, check_states, moved_tables, sequences, softplus, tables
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors
@@ -183,6 +183,11 @@ def expected(case: Scan, tensors: Tensors) -> Expected:
     return Expected(cost, {"mamba2_step_kernel": Launch(programs, moved)})
 
 
+def library(case: Scan, tensors: Tensors) -> Any:
+    """The step in torch, operation by operation."""
+    return plain_steps.mamba2(case.lengths, tensors)
+
+
 CASES = (
     Scan("ragged", "bf16", (1, 3, 2), 6, 12, 20, 3),
     Scan("decode", "bf16", (1, 1, 1), 4, 8, 16, kept="bf16"),
@@ -199,4 +204,4 @@ MEASURED = (
     Scan("mamba2-2.7b-128", "bf16", (1,) * 128, **MAMBA2),
     Scan("nemotron-h-8b-256", "bf16", (1,) * 256, **NEMOTRON_H, kept="bf16"),
 )
-SPEC = Spec("mamba2_step", "LinearScan", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED)
+SPEC = Spec("mamba2_step", "LinearScan", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED, library)

@@ -7,6 +7,7 @@ One program holds a block of query rows (heads of one or more new tokens) and wa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -162,6 +163,17 @@ def expected(case: Dense, tensors: Tensors) -> Expected:
     return Expected(cost, kernels, TYPES[case.dtype].triton, executed, needed)
 
 
+def library(case: Dense, tensors: Tensors) -> Any:
+    """torch's scaled_dot_product_attention over contiguous entries in 16 bits, one head for all: what it costs without pages."""
+    S, T = case.cached[0], case.T
+    if T > 1 or any(one != S for one in case.cached):
+        return None
+    pages, sdpa = (tensors["cache"][row] for row in tensors["table"].long()), torch.nn.functional.scaled_dot_product_attention
+    rows = [stored(case, held).flatten(0, 1)[: S + T].to(tensors["q"].dtype) for held in pages]
+    q, entries = tensors["q"].transpose(1, 2).contiguous(), torch.stack(rows).unsqueeze(1)
+    return lambda: sdpa(q, entries, entries[..., : case.R], scale=case.scale, enable_gqa=True)
+
+
 CASES = (
     Dense("chosen", "bf16", (150, 3), 4, 128, 32, page=16),
     Dense("ragged", "bf16", (0, 33, 70), 16, 128, 32, page=16, parts=Blocks(16, 2, rows=16)),
@@ -185,5 +197,5 @@ MEASURED = (
     Dense("sixteen-packed-32k", "bf16", LONG, 16, 512, 64, packed=True),
 )
 SPEC = Spec(
-    "mla_decode", "LatentAttention", CASES, inputs, reference, launch, expected, tolerance("latents"), BUILDS, MEASURED
+    "mla_decode", "LatentAttention", CASES, inputs, reference, launch, expected, tolerance("latents"), BUILDS, MEASURED, library
 )  # fmt: skip

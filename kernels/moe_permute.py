@@ -262,12 +262,13 @@ def expected(case: Routed, tensors: Tensors) -> Expected:
 def library(case: Routed, tensors: Tensors) -> Any:
     """torch's sort, gather and sum, as a model without these kernels runs them."""
 
-    def run() -> tuple[torch.Tensor, torch.Tensor]:
+    def run() -> Tensors:
         order = tensors["chosen"].flatten().argsort(stable=True)
         rows = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         picked = tensors["y"][rows].view(case.T, case.k, case.D)
         combined = (tensors["weights"].to(picked.dtype)[..., None] * picked).sum(1)
-        return tensors["x"][order // case.k], combined if tensors["shared"] is None else combined + tensors["shared"]
+        combined = combined if tensors["shared"] is None else combined + tensors["shared"]
+        return {"permuted": tensors["x"][order // case.k], "combined": combined}
 
     return run
 

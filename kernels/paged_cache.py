@@ -268,16 +268,18 @@ def library(case: Moves, tensors: Tensors) -> Any:
     if case.op == "copy":
         source, goal = tensors["pairs"].long().unbind(1)
 
-        def copied() -> None:
+        def copied() -> Tensors:
             k_cache[goal] = k_cache[source]
             v_cache[goal] = v_cache[source]
+            return {"k": k_cache, "v": v_cache}
 
         return copied
     slots = tensors["slots"].long()
 
-    def written() -> None:
+    def written() -> Tensors:
         k_cache.flatten(0, 1)[slots] = tensors["k"]
         v_cache.flatten(0, 1)[slots] = tensors["v"]
+        return {"k": k_cache, "v": v_cache}
 
     return written
 

@@ -10,6 +10,7 @@ rounded as IEEE says, which a GPU's plain division does not, so that a code is t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -320,6 +321,48 @@ def expected(case: Entries, tensors: Tensors) -> Expected:
     return Expected(cost, {"quantize_kv_kernel": Launch(T, moved)})
 
 
+def library(case: Entries, tensors: Tensors) -> Any:
+    """torch, operation by operation: scales, zero points, codes, and an indexed write of each."""
+    layout, slots = Layout.named(case.kv), tensors["slots"].long()
+    k_pages, v_pages = (
+        allocate(tensors["pages"], case.page, tensors[name][0].numel(), case.kv, slots.device) for name in ("k", "v")
+    )
+
+    def write(values: torch.Tensor, pages: Pages, factor: float) -> None:
+        groups = values.flatten(1).float().unflatten(1, layout.groups(values[0].numel()))
+        zero = None
+        if layout.bits == 8:
+            scale = (groups.abs().amax(2) / FP8_MOST).clamp(min=1e-12) if layout.group else None
+            narrow = groups / (factor if scale is None else scale[..., None])
+            data = narrow.clamp(-FP8_MOST, FP8_MOST).to(torch.float8_e4m3fn).view(torch.uint8).flatten(1)
+        else:
+            low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+            if layout.zeros:
+                scale = ((high - low) / 15).clamp(min=SMALLEST).half()
+                zero = torch.floor(0.5 - low / scale.float()).clamp(max=15)
+            else:
+                scale = (torch.maximum(high, -low) / 7).clamp(min=SMALLEST).half()
+            codes = torch.floor(groups / scale.float()[..., None] + 0.5) + (8.0 if zero is None else zero[..., None])
+            data = halves_of(codes.clamp(0, 15).flatten(1))
+        pages.data.view(torch.uint8).flatten(0, 1)[slots] = data
+        if scale is not None and pages.scales is not None:
+            pages.scales.flatten(0, 1)[slots] = scale
+        if zero is not None and pages.zeros is not None:
+            pages.zeros.flatten(0, 1)[slots] = halves_of(zero)
+
+    def run() -> tuple[Pages, Pages]:
+        write(tensors["k"], k_pages, FACTORS[0])
+        write(tensors["v"], v_pages, FACTORS[1])
+        return k_pages, v_pages
+
+    return run
+
+
+def halves_of(codes: torch.Tensor) -> torch.Tensor:
+    """Bytes that hold two codes each, the earlier in the lower half."""
+    return (codes[:, ::2] + 16 * codes[:, 1::2]).to(torch.uint8)
+
+
 CASES = (
     Entries("fp8", "bf16", 7, 2, 64, "fp8"),
     Entries("fp8-uneven", "fp16", 5, 3, 80, "fp8", V=48, page=4),
@@ -345,5 +388,5 @@ MEASURED = (
     Entries("fp8-8k", "bf16", 8192, 8, 128, "fp8"),
 )
 SPEC = Spec(
-    "quantize_kv", "CacheWrite", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED, None, timed
+    "quantize_kv", "CacheWrite", CASES, inputs, reference, launch, expected, TOLERANCE, BUILDS, MEASURED, library, timed
 )  # fmt: skip

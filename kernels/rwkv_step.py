@@ -18,7 +18,7 @@ import triton.language as tl
 from roofline.components.chunked import Heads
 from roofline.components.rwkv import WKV
 from roofline.components.rwkv7 import GeneralisedDeltaRule
-from roofline.kernels import buffers
+from roofline.kernels import buffers, plain_steps
 from roofline.kernels.arguments import FLOATING, check
 from roofline.kernels.fixed_state import STEP_TOLERANCE, batch, check_states, moved_tables, normalised, sequences, tables
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors
@@ -241,6 +241,11 @@ def expected(case: Rwkv, tensors: Tensors) -> Expected:
     return Expected(cost, {kernel: Launch(programs, {**moved, **state, **out, **tables_moved})})
 
 
+def library(case: Rwkv, tensors: Tensors) -> Any:
+    """The step in torch, operation by operation."""
+    return (plain_steps.rwkv4 if case.version == 4 else plain_steps.rwkv7)(case.lengths, tensors)
+
+
 CASES = (
     Rwkv("ragged", "bf16", (1, 3, 2), 3, 20),
     Rwkv("decode", "bf16", (1, 1), 2, 16, kept="bf16"),
@@ -259,5 +264,5 @@ MEASURED = (
     Rwkv("rwkv-4-7b-256", "bf16", (1,) * 256, 64, 64, 4),
 )
 SPEC = Spec(
-    "rwkv_step", "GeneralisedDeltaRule", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED
+    "rwkv_step", "GeneralisedDeltaRule", CASES, inputs, reference, launch, expected, STEP_TOLERANCE, BUILDS, MEASURED, library
 )  # fmt: skip

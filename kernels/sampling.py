@@ -242,16 +242,19 @@ def words(case: Draws) -> int:
 
 
 def library(case: Draws, tensors: Tensors) -> Any:
-    """torch: sort, filter, softmax, multinomial, with the settings of the first row."""
-    temperature, k, p, _ = case.rows[0]
+    """torch: sort, top-k, softmax, top-p, multinomial, where all rows have the same settings and draw."""
+    temperature, k, p, least = case.rows[0]
+    if {*case.rows} != {case.rows[0]} or temperature <= 0 or least > 0:
+        return None
     logits = tensors["logits"]
 
     def run() -> torch.Tensor:
         ranked, order = (logits.float() / temperature).sort(dim=1, descending=True)
-        ranked[:, k:] = float("-inf")
+        if k > 0:
+            ranked[:, k:] = float("-inf")
         chances = torch.softmax(ranked, 1)
         chances[chances.cumsum(1) - chances > p] = 0
-        return order.gather(1, torch.multinomial(chances, 1))
+        return order.gather(1, torch.multinomial(chances, 1)).flatten()
 
     return run
 

@@ -156,7 +156,8 @@ class Spec:
         builds: production shapes to compile.
         measured: shapes to time on a GPU.
         timed: (case, inputs) -> the kernel and nothing else, where ``launch`` does more for the sake of the comparison.
-        library: (case, inputs) -> a function that does the same with the library a user would call, or None.
+        library: (case, inputs) -> a function that does the same with the library a user would call, or None. It gives the
+            reference's outputs in their order, as many as it makes, perhaps with heads in front of tokens.
     """
 
     name: str

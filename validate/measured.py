@@ -338,11 +338,18 @@ Step = tuple[Spec, Case, bool]
 
 
 def steps(specs: Iterable[Spec]) -> list[Step]:
-    """Of every kernel one proof case and what is measured, then the other proof cases, a second of each before a third."""
+    """Of every kernel one proof case and one shape to measure, then the other shapes, then the other proof cases.
+
+    A second of each kernel comes before a third, so that what time does not suffice for is spread over them.
+    """
     chosen = list(specs)
-    first = [step for spec in chosen for step in [(spec, spec.cases[0], False), *((spec, case, True) for case in spec.measured)]]
-    rest = itertools.zip_longest(*([(spec, case, False) for case in spec.cases[1:]] for spec in chosen))
-    return [*first, *(step for row in rest for step in row if step)]
+
+    def turns(*columns: list[Step]) -> list[Step]:
+        return [step for row in itertools.zip_longest(*columns) for step in row if step]
+
+    once = [[(spec, spec.cases[0], False), *((spec, case, True) for case in spec.measured[:1])] for spec in chosen]
+    measured = turns(*([(spec, case, True) for case in spec.measured[1:]] for spec in chosen))
+    return [*itertools.chain(*once), *measured, *turns(*([(spec, case, False) for case in spec.cases[1:]] for spec in chosen))]
 
 
 def run(

@@ -45,12 +45,15 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return act
 
 
-def test_every_kernel_is_proved_once_and_measured_before_any_is_proved_again() -> None:
+def test_every_kernel_is_proved_and_measured_once_before_any_is_measured_again_and_that_before_proofs() -> None:
     chosen = [load(name) for name in TWO]
     order = [(spec.name, timed) for spec, _, timed in steps(chosen)]
     measures = sum(len(spec.measured) for spec in chosen)
-    assert [name for name, _ in order[: 2 + measures]] == [spec.name for spec in chosen for _ in (*spec.measured, None)]
+    assert order[:4] == [(name, timed) for name in TWO for timed in (False, True)]
+    assert [name for name, _ in order[4:8]] == [*TWO, *TWO]
+    assert all(timed for _, timed in order[4 : 2 + measures])
     assert not any(timed for _, timed in order[2 + measures :])
+    assert len(order) == len({*((spec.name, case.name) for spec, case, _ in steps(chosen))})
     assert len(order) == sum(len(spec.measured) + len(spec.cases) for spec in chosen)
 
 
