@@ -1,6 +1,7 @@
 """Expected time of attention kernels of the FlashAttention kind: blocks of keys per CTA, CTAs in waves over the SMs.
 
-Decode: one CTA per sequence, key-value head and split of the keys; each costs a fixed time and streams its blocks.
+Decode: one CTA per sequence, key-value head and split of the keys; each costs a fixed time, in which nothing streams, and
+then its blocks. A cache of keys and values that fits the last-level cache comes at that cache's rate, whatever the memory.
 Prefill: the query rows of one key-value head are packed into tiles of 128; a tile walks the blocks of 128 keys that its
 mask shows, and each block pays the two matmuls and the exponentials; the longest tile ends the kernel.
 """
@@ -12,7 +13,6 @@ from typing import Any
 
 from roofline.expected.arithmetic import ceil, clip, floor, minimum, where
 from roofline.expected.model import (
-    CACHE,
     LAUNCH,
     MATRIX,
     MEMORY,
@@ -22,7 +22,6 @@ from roofline.expected.model import (
     Columns,
     Constant,
     Model,
-    cache_gain,
     overlap,
 )  # fmt: skip
 
@@ -34,6 +33,9 @@ MOST_SPLITS = 64
 
 CTA = Constant("cta_us", 2.5, 0.1, 30.0, "fixed time of one wave of CTAs: descriptors, first loads, epilogue [us]")
 BLOCK_TIME = Constant("block_us", 0.7, 0.01, 5.0, "one block of 128 keys of 128 16-bit elements in one CTA [us]")
+CACHE = Constant("cache_bytes", 16.0, 6.0, 64.0, "what one SM reads per clock of data that lie in the last-level cache [B]")
+CACHED, UNCACHED = 0.7, 1.0
+"""Parts of the last-level cache up to which data lie in it from one run to the next, and from which none do."""
 MERGE = Constant("merge_us", 1.0, 0.02, 8.0, "second pass that merges split keys [us]")
 
 EXPONENT = Constant("exponent", 0.6, 0.1, 0.95, "achieved fraction of the exponential units' rate")
@@ -45,17 +47,22 @@ WRITE = Constant("cache_write", 0.5, 0.1, 0.95, "achieved fraction of the memory
 def decode_seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
     """Seconds of one decode step.
 
-    Columns: sequences, groups (key-value heads), heads_per_group, keys, windowed, width, key_bytes (per element), bytes.
+    Columns: sequences, groups (key-value heads), heads_per_group, keys, windowed, width (of keys and values, their mean),
+    key_bytes (per element), bytes; launches (of kernels one after the other, 1 where it is absent); warm (0 where other
+    kernels ran since the keys were read last; 1, a kernel run again and again, where it is absent).
     """
     ctas = columns["sequences"] * columns["groups"] * ceil(columns["heads_per_group"] / HEAD_ROWS)
     blocks = ceil(columns["keys"] / BLOCK) + columns["windowed"]
     splits = clip(minimum(floor(chip.sms / ctas), blocks), 1.0, MOST_SPLITS)
     block = c["block_us"] * MICROSECOND * (columns["width"] / 128.0) * (columns["key_bytes"] / 2.0)
     waves = ceil(ctas * splits / chip.sms)
-    work = waves * (c["cta_us"] * MICROSECOND + ceil(blocks / splits) * block)
-    memory = columns["bytes"] / (chip.bandwidth * c["memory"] * cache_gain(columns["bytes"], chip, c["cache_gain"]))
-    merge = where(splits > 1, c["merge_us"] * MICROSECOND, 0.0)
-    return c["launch_us"] * MICROSECOND + merge + overlap(c["overlap"], memory, work)
+    fixed = columns.get("launches", 1.0) * c["launch_us"] + where(splits > 1, c["merge_us"], 0.0) + waves * c["cta_us"]
+    moved = columns["bytes"]
+    fits = clip((UNCACHED * chip.l2 - moved) / ((UNCACHED - CACHED) * chip.l2), 0.0, 1.0) if chip.l2 else 0.0
+    cached = columns.get("warm", 1.0) * fits
+    near, far = chip.sms * chip.clock * c["cache_bytes"], chip.bandwidth * c["memory"]
+    memory = moved * (cached / near + (1.0 - cached) / far)
+    return fixed * MICROSECOND + overlap(c["overlap"], memory, waves * ceil(blocks / splits) * block)
 
 
 def blocks_seen(rows: Any, keys: Any, window: Any, behind: Any, size: float = BLOCK) -> tuple[Any, Any]:

@@ -27,6 +27,7 @@ from roofline.expected.calibration import Family, base_of, families, like, scale
 from roofline.expected.collective import wire_bytes
 from roofline.expected.load import Load
 from roofline.expected.model import MICROSECOND, Chip
+from roofline.expected.moe import copied
 from roofline.expected.registry import MODELS
 from roofline.formats import Format
 from roofline.work import Work
@@ -37,6 +38,10 @@ STREAMED = 0.8
 INPUT_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
 BY_ROWS = ("CutlassFP8", "sglang/fp8")
 """Families whose kernels pick their tile by the number of rows alone."""
+COPIES = ("trtllm/cutlass", "trtllm/nongated")
+"""Families whose kernels copy rows expert by expert and walk all experts of the rank, hit or not."""
+APART = ("sglang/fa3",)
+"""Families whose kernels write keys and values of different widths one after the other."""
 UNPACKED = ("trtllm/",)
 """Engines whose prefill kernels do not pack the query heads of a group into one tile."""
 TILES = (16, 32, 64, 128)
@@ -197,6 +202,7 @@ def attention(kernels: Kernels, part: Attention, write: float) -> tuple[Family, 
     N, K, H = float(part.N), float(part.K), float(part.H)
     value = H if part.value_dim is None else float(part.value_dim)
     packed = not any(name in prefill.name for name in UNPACKED)
+    launches = 2.0 if value < H and any(name in decode.name for name in APART) else 1.0
 
     def one(load: Load) -> Any:
         keys = load.context + load.new
@@ -205,7 +211,8 @@ def attention(kernels: Kernels, part: Attention, write: float) -> tuple[Family, 
         moved = n * (load.new * (per_token + write) + per_key * keys)
         columns = {
             "sequences": n, "groups": K, "heads_per_group": N / K * load.new, "keys": keys, "windowed": 1.0 if window else 0.0,
-            "width": H, "key_bytes": float(part.kv.bytes_per_element), "bytes": moved,
+            "width": 0.5 * (H + value), "key_bytes": float(part.kv.bytes_per_element), "bytes": moved, "launches": launches,
+            "warm": 0.0,
         }  # fmt: skip
         return _works(load.decodes) * decoding(columns)
 
@@ -273,11 +280,16 @@ def experts(kernels: Kernels, up: GroupedLinear, down: GroupedLinear, ranks: flo
     unit = "bf16" if weight.name == "mxfp4" and "w4a16" in family.name else weight.unit
     chosen, held = float(up.k), float(up.E)
     expert = {name: float(part.weight.bytes(part.inputs * part.outputs)) for name, part in (("up", up), ("down", down))}
-    slopes = [_affine_activations(part) for part in (up, down)]
+    moved = copies = sum(_affine_activations(part) for part in (up, down))
+    walks_all = any(name in family.name for name in COPIES)
     fixed = {
         "unit": unit, "input_bytes": INPUT_BYTES.get(unit, 2.0), "weight_bytes": float(weight.bits) / 8,
         "up.n": float(up.outputs), "up.k": float(up.inputs), "down.n": float(down.outputs), "down.k": float(down.inputs),
     }  # fmt: skip
+    if walks_all:
+        inputs = float(up.inputs)
+        copies = chosen * copied(inputs, float(down.inputs), INPUT_BYTES.get(unit, 2.0), weight.name == "fp8-block")
+        moved = copies + 4.0 * inputs
 
     def run(load: Load) -> Any:
         tokens = maximum(load.tokens, 1.0) * ranks
@@ -285,7 +297,7 @@ def experts(kernels: Kernels, up: GroupedLinear, down: GroupedLinear, ranks: flo
         hit = held if chance == 1.0 else held * (1.0 - (1.0 - chance) ** tokens)
         share = tokens * chosen / hit
         columns = {
-            **fixed, "hit": hit, "activation_bytes": sum(slopes) * tokens,
+            **fixed, "walked": held if walks_all else hit, "activation_bytes": moved * tokens, "copied_bytes": copies * tokens,
             "up.weights": hit * expert["up"], "down.weights": hit * expert["down"],
             **{f"tiles{rows}": hit * maximum(1.0, share / rows + 0.5) for rows in TILES},
         }  # fmt: skip

@@ -32,9 +32,7 @@ LAUNCH = Constant("launch_us", 20.0, 0.5, 150.0, "fixed time of the block: norms
 HOST = Constant("host_us", 20.0, 1.0, 3000.0, "what the host needs to launch the block, a floor [us]")
 PROJECTION = Constant("projection", 0.5, 0.08, 0.93, "achieved fraction of the matrix units' peak in projections")
 PROJECTION_TIME = Constant("projection_us", 5.0, 0.3, 60.0, "fixed time of one projection [us]")
-QUANTISE = Constant(
-    "quantise_bytes", 6.0, 0.4, 64.0, "what one SM reads and writes per clock where activations are quantised [B]"
-)
+QUANTISE = Constant("quantise_bytes", 6.0, 0.4, 64.0, "what one SM moves per clock where activations are quantised [B]")
 QUANTISE_TIME = Constant("quantise_us", 2.0, 0.05, 20.0, "fixed time of one such pass [us]")
 SELECT = Constant("select_us", 10.0, 0.05, 200.0, "one wave of queries in a selection of fewer than there are [us]")
 SHORT_CTA = Constant("cta_us", 1.0, 0.01, 30.0, CTA.meaning)
@@ -58,7 +56,7 @@ def projections_seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) ->
         total = total + overlap(SIDE_BY_SIDE, memory, multiply) + c["projection_us"] * MICROSECOND
         if unit != "bf16" and "quantise_bytes" in c:
             moved = 3.0 * columns[f"{name}.input"]
-            rate = minimum(chip.sms * chip.clock * c["quantise_bytes"], chip.bandwidth * c["memory"])
+            rate = minimum(chip.sms * chip.clock * c["quantise_bytes"], chip.bandwidth * MEMORY.high)
             total = total + moved / rate + c["quantise_us"] * MICROSECOND
         number += 1
     return total

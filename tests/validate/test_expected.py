@@ -11,6 +11,8 @@ from roofline.expected.attention import DECODE
 from roofline.expected.calibration import _family, base_of, families, family_of, like, scale_of, transferred
 from roofline.expected.gemm import GEMM
 from roofline.expected.model import MORE_FOR_QUANTISE, MOST_CONSTANTS, Chip, overlap
+from roofline.expected.module import MODULE_PREFILL, projections_seconds, quantised
+from roofline.expected.moe import MOE, copied
 from roofline.expected.registry import MODELS
 
 H100 = Chip(load_accelerator("h100-sxm"))
@@ -24,7 +26,7 @@ def test_models_have_few_constants_inside_physical_bounds(model) -> None:
     for constant in model.constants:
         assert constant.low <= constant.start <= constant.high
         assert constant.meaning
-        if constant.name in ("memory", "matrix", "projection", "exponent", "quantise", "link", "direct", "activation"):
+        if constant.name in ("memory", "matrix", "projection", "exponent", "quantise", "link", "direct"):
             assert constant.high < 1
         if constant.name.endswith("_bytes"):
             assert constant.high <= 128, "bytes that one SM moves per clock: what its first cache hands out"
@@ -76,6 +78,43 @@ def test_decode_reads_more_keys_in_more_time() -> None:
         return float(DECODE.seconds(columns, H100, DECODE.start)[0])
 
     assert seconds(1024) < seconds(8192) < 8 * seconds(1024)
+
+
+def test_only_memory_that_is_read_makes_an_h200_faster() -> None:
+    """Of two chips that differ in memory alone, the one with more of it is faster where memory is read, and only there."""
+    h100, h200 = (Chip(load_accelerator(name)) for name in ("h100-sxm", "h200-sxm"))
+    one = np.ones(1)
+    cores = {"sequences": 64 * one, "groups": 8 * one, "heads_per_group": one, "keys": 64 * one, "windowed": 0 * one}
+    for size, warm, same in ((20e6, 1.0, True), (20e6, 0.0, False), (200e6, 1.0, False)):
+        columns = {**cores, "width": 128 * one, "key_bytes": 2 * one, "bytes": size * one, "warm": warm}
+        constants = {**DECODE.start, "overlap": 1.0}
+        first, second = (float(DECODE.seconds(columns, chip, constants)[0]) for chip in (h100, h200))
+        assert (first == second) is same
+        assert second <= first
+
+    block = {"linear0.flops": 1.0, "linear0.bytes": 1.0, "linear0.unit": "fp8", "linear0.input": 1e9}
+    slow, fast = ({**quantised(MODULE_PREFILL).start, "quantise_bytes": rate} for rate in (1.0, 64.0))
+    assert projections_seconds(block, h100, slow) == pytest.approx(projections_seconds(block, h200, slow), rel=1e-9)
+    ratio = projections_seconds(block, h100, fast) / projections_seconds(block, h200, fast)
+    assert ratio == pytest.approx(h200.bandwidth / h100.bandwidth, rel=0.01)
+
+
+def test_rows_are_copied_quantised_and_summed_around_the_matmuls_of_experts() -> None:
+    assert copied(100.0, 10.0, 2.0, False) == 10 * 100 + 4 * 10
+    assert copied(100.0, 10.0, 1.0, False) == 8 * 100 + 2 * 10
+    assert copied(100.0, 10.0, 1.0, True) == 12 * 100 + 6 * 10
+
+
+def test_experts_of_the_schedule_cost_time_though_nothing_is_routed_to_them() -> None:
+    chip = Chip(load_accelerator("h100-sxm"))
+    columns = {
+        **{f"{name}.{what}": 1024.0 for name in ("up", "down") for what in ("n", "k", "weights")}, "activation_bytes": 0.0,
+        "copied_bytes": 0.0, "unit": "bf16", "input_bytes": 2.0, "weight_bytes": 2.0,
+        **{f"tiles{rows}": 1.0 for rows in (16, 32, 64, 128)},
+    }  # fmt: skip
+    constants = {**MOE.start, "expert_us": 0.3, "overlap": 8.0}
+    few, many = (MOE.seconds({**columns, "walked": walked}, chip, constants) for walked in (8.0, 256.0))
+    assert many - few == pytest.approx(248 * 0.3e-6, rel=0.01)
 
 
 def test_committed_constants_stay_inside_their_bounds() -> None:

@@ -1,7 +1,8 @@
 """Attention cores with their cache write, by ``Attention`` and ``CacheWrite``: decode, prefill, and encoders without a mask.
 
 Head counts are per rank; ``step`` is the history behind the new tokens; window 0 means none. The timed region holds the
-write of new keys and values. SGLang's head width of 192 goes with values of 128, which its table does not record.
+write of new keys and values. SGLang's head width of 192 goes with values of 128, which its table does not record; such a
+decode takes one launch more than others do at any size, as of a second kernel that writes the narrower values.
 """
 
 from __future__ import annotations
@@ -30,11 +31,6 @@ def value_width(framework: str, head_dim: int) -> int:
     return 128 if framework == "sglang" and head_dim == 192 else head_dim
 
 
-def walked_width(decode: bool, head_dim: int, value: int) -> int:
-    """Elements per key that a CTA's time goes by: a decode walks 192-wide keys with narrower values in blocks of 96, not 128."""
-    return head_dim * 128 // 96 if decode and value < head_dim else head_dim
-
-
 def parts(framework: str, kv: str, heads: int, groups: int, head_dim: int, window: int) -> tuple[Component, Component]:
     """Attention core and cache write of one structure."""
     shape: dict[str, Any] = {"N": heads, "K": groups, "H": head_dim, "value_dim": value_width(framework, head_dim), "kv": KV[kv]}
@@ -60,12 +56,13 @@ def family(table: Table, rows: Any, cls: str, kernel: str, attn: str, kv: str) -
         core, write = parts(table.framework, kv, heads, groups, head_dim, window)
         writing = write.cost(work)
         scatter.add(index, on_unit(core.cost(work) + writing, "fp8" if attn == "fp8" else "bf16"))
-        packs = cls == "attention_decode" or table.framework not in UNPACKED
+        decode = cls == "attention_decode"
+        packs = decode or table.framework not in UNPACKED
         narrow = value_width(table.framework, head_dim)
         keys = behind + new
         for name, value in {
             "sequences": batch, "tokens": new, "behind": behind, "key_bytes": float(KV[kv].bytes_per_element),
-            "width": walked_width(cls == "attention_decode", head_dim, narrow),
+            "width": (head_dim + narrow) / 2 if decode else head_dim, "launches": 2.0 if narrow < head_dim else 1.0,
             "groups": groups if packs else heads, "heads_per_group": heads / groups if packs else 1.0,
             "value_width": narrow, "write_bytes": writing.bytes,
             "keys": keys.clip(max=window) if window else keys, "window": window or 1e9, "windowed": 1.0 if window else 0.0,

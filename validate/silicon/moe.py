@@ -12,7 +12,7 @@ from typing import Any
 
 from roofline.components.moe import GroupedLinear, MoE
 from roofline.cost import Cost
-from roofline.expected.moe import MOE
+from roofline.expected.moe import MOE, copied
 from roofline.formats import Format, format_named
 from roofline.validate.silicon.frame import Frame, Numbers, Scatter, make, structures
 from roofline.validate.silicon.gemm import INPUT_BYTES
@@ -26,8 +26,11 @@ WEIGHTS = {
 ALL_ROWS = ("fused_moe_triton", "tritonexperts", "marlin")
 """Kernels whose intermediate rows and their sum run over all choices of all tokens, on every rank.
 
-The others work on the rank's own rows, and write the sum for every token; TensorRT-LLM's block-scaled kernel does not.
+The others work on the rank's own rows, and write the sum for every token; in wide groups tokens arrive sorted, and are
+summed up where they came from.
 """
+COPIES = "trtllm"
+"""Framework whose CUTLASS kernels copy rows expert by expert (``copied``), and walk all experts of the rank, hit or not."""
 SHORT = {"bfloat16": "bf16", "float16": "bf16"}
 ROUTING = ["num_experts", "topk", "moe_ep_size", "distribution", "num_slots"]
 
@@ -118,17 +121,24 @@ def family(table: Table, rows: Any, kernel: str, dtype: str, routing: str, setti
         work: Any = Rows(routed / chosen)
         costs = [_on(unit, part.cost(work)) for part in parts]
         scatter.add(index, Cost.total((1, cost) for cost in costs))
-        activations = sum(cost.activation_bytes for cost in costs)
+        rows_bytes = moved = sum(cost.activation_bytes for cost in costs)
         if kernel == "moe_torch_flow" or any(name in kernel for name in ALL_ROWS):
-            activations = activations * (tokens * chosen / numpy.maximum(routed, 1.0))
-        elif not (table.framework == "trtllm" and dtype == "fp8_block"):
-            activations = activations + 2.0 * hidden * tokens
-        scatter.put("columns", "activation_bytes", index, activations)
+            rows_bytes = moved = moved * (tokens * chosen / numpy.maximum(routed, 1.0))
+        elif table.framework == COPIES and not setting:
+            rows_bytes = routed * copied(hidden, width, INPUT_BYTES.get(unit, 2.0), dtype == "fp8_block")
+            moved = rows_bytes + 4.0 * hidden * tokens
+        elif not setting:
+            rows_bytes = moved = moved + 2.0 * hidden * tokens
+        scatter.put("columns", "activation_bytes", index, moved)
+        scatter.put("columns", "copied_bytes", index, rows_bytes)
         for name, part, cost in zip(("up", "down"), parts, costs, strict=True):
             for what, value in (("n", part.outputs), ("k", part.inputs), ("weights", cost.read["weights"])):
                 scatter.put("columns", f"{name}.{what}", index, value)
+    walks_all = table.framework == COPIES and kernel != "moe_torch_flow"
+    held = numbers["num_slots"] // numbers["moe_ep_size"]
     columns = {
-        **scatter.columns, "unit": unit, "input_bytes": INPUT_BYTES.get(unit, 2.0), "weight_bytes": float(weight.bits) / 8,
+        **scatter.columns, "walked": held if walks_all else scatter.columns["hit"], "unit": unit,
+        "input_bytes": INPUT_BYTES.get(unit, 2.0), "weight_bytes": float(weight.bits) / 8,
     }  # fmt: skip
     name = f"{engine(kernel)} {setting}{SHORT.get(dtype, dtype)}"
     return make(
