@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RING = ((1, 0.6), (1, -0.6), (-1, 0.6), (-1, -0.6), (0, 1), (0, -1), (1, 0), (-1, 0), (0.4, -1), (-0.4, 1), (-0.4, -1), (0.4, 1))
 """Directions in which a label may lie, the best first."""
-DISTANCES = (9.0, 18.0, 30.0, 44.0, 60.0, 80.0, 104.0, 132.0, 164.0)
+DISTANCES = (9.0, 18.0, 30.0, 44.0, 60.0, 80.0, 104.0)
 """Points between a mark and its label, the best first."""
 NEAR, CROSSED = 14.0, 25.0
 """Points within which marks are near, and what it costs a label to lie on the wrong side of a near mark."""

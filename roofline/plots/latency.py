@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from roofline.errors import InputError
 from roofline.plots.curves import Cases, Curve, curve, decades, named, subtitle_of
 from roofline.plots.expected import ENGINE
-from roofline.plots.limits import ROW_INCHES, SHADE, Limit, draw_limits, headroom, limits_of
+from roofline.plots.limits import ROW, SHADE, Limit, draw_limits, headroom, limits_of, row_of
 from roofline.plots.style import (
     COLOURS,
     GREY,
@@ -139,14 +139,15 @@ def _plot(
                                + [quantity.of(c.batch, c.expected)[c.fits] for c in curves if c.expected is not None]
                                + [numpy.array([quantity.of(b, s) for b, s in rows]) for rows in points.values()])  # fmt: skip
     scale, unit = time_unit(float(values.max())) if "{unit}" in quantity.name else (1.0, "")
-    own = (SIZE[0], SIZE[1] + ROW_INCHES * max(0, len(limits) - 1))
+    own = (SIZE[0], SIZE[1] + ROW * max(0, len(limits) - 1))
     figure = new_figure(title or f"{quantity.word} of {', '.join(deployments)}", size, own)
     axes = figure.add_subplot()
     asked = [float(batch) for batch in batches] + [float(batch) for rows in points.values() for batch, _ in rows]
     low, high = min(asked), max(asked)
     axes.set_xlim(low / (high / low) ** 0.02, high * (high / low) ** 0.02)
     log_axis(axes, "x", 2, tokens)
-    _vertical(axes, values / scale, headroom(limits))
+    row = row_of(figure)
+    _vertical(axes, values / scale, headroom(figure, limits))
     axes.set_xlabel("Batch [sequences]")
     axes.set_ylabel(quantity.name.format(unit=unit))
     subtitle(axes, subtitle_of(curves, context))
@@ -156,7 +157,7 @@ def _plot(
             axes.plot([batch], [quantity.of(batch, seconds) / scale], linestyle="none", marker="*", markersize=10, zorder=6,
                       color=COLOURS[number % len(COLOURS)], markeredgecolor=INK)  # fmt: skip
     _legend(figure, curves, points, limits)
-    draw_limits(figure, axes, curves, limits)
+    draw_limits(figure, axes, curves, limits, row)
     return figure
 
 

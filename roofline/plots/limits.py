@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ROW, GAP = 0.052, 0.02
-"""Heights of a row, and of what is free below all of them, in heights of the axes."""
-ROW_INCHES = 0.17
-"""By how much each row makes a figure higher."""
+ROW, AROUND = 0.17, 1.6
+"""Inches of a row, and of what of a figure's height is about not that of the axes."""
+LEAST, MOST, GAP = 0.015, 0.09, 0.4
+"""The least and most that a row takes of the height of the axes; the share of a row that is free below all of them."""
 SHADE: dict[str, Any] = {"facecolor": PALE, "edgecolor": "#C8C8C8", "hatch": "////", "linewidth": 0}
 """Where no curve fits."""
 STRIP: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "linewidth": 0, "alpha": 0.45}
@@ -45,7 +45,9 @@ class Limit:
         if not self.label:
             return rest
         room = max(8, most - len(rest) - 2)
-        return f"{self.label if len(self.label) <= room else self.label[: room - 1] + '…'}: {rest}"
+        if len(self.label) <= room:
+            return f"{self.label}: {rest}"
+        return f"{self.label[: (room - 1) // 2]}…{self.label[-(room // 2) :]}: {rest}"
 
 
 def limits_of(curves: Sequence[Curve]) -> list[Limit]:
@@ -57,27 +59,35 @@ def limits_of(curves: Sequence[Curve]) -> list[Limit]:
     ]
 
 
-def headroom(limits: Sequence[Limit]) -> float:
-    """The share of the axes' height that the rows take."""
-    return len(limits) * ROW + GAP if limits else 0.0
+def row_of(figure: Figure) -> float:
+    """The share of the axes' height that a row takes."""
+    return min(MOST, max(LEAST, ROW / max(0.1, float(figure.get_size_inches()[1]) - AROUND)))
 
 
-def draw_limits(figure: Figure, axes: Axes, curves: Sequence[Curve], limits: Sequence[Limit]) -> None:
-    """Rows, lines, and the shade where no curve fits. The layout and the limits of the axes must stand already."""
+def headroom(figure: Figure, limits: Sequence[Limit]) -> float:
+    """The share of the axes' height that all rows take."""
+    return (len(limits) + GAP) * row_of(figure) if limits else 0.0
+
+
+def draw_limits(figure: Figure, axes: Axes, curves: Sequence[Curve], limits: Sequence[Limit], row: float) -> None:
+    """Rows of a share of the axes' height each, lines, and the shade where no curve fits.
+
+    The layout and the limits of the axes must stand already.
+    """
     low, high = axes.get_xlim()
     below = axes.get_xaxis_transform()
     starts = [low if limit.last < low else limit.last + 0.5 for limit in limits]
     if limits and len(limits) == len(curves):
-        axes.axvspan(max(starts), high, 0, 1 - headroom(limits), zorder=0, **SHADE)
+        axes.axvspan(max(starts), high, 0, 1 - (len(limits) + GAP) * row, zorder=0, **SHADE)
     renderer = settled(figure)
     frame = axes.get_window_extent(renderer)
     letters = int(frame.width / figure.dpi * 16)
-    for row, (limit, start) in enumerate(zip(limits, starts, strict=True)):
-        colour, middle = COLOURS[limit.number % len(COLOURS)], 1 - (row + 0.5) * ROW
-        axes.fill_between([start, high], middle - 0.42 * ROW, middle + 0.42 * ROW, transform=below, facecolor=colour, zorder=6,
+    for number, (limit, start) in enumerate(zip(limits, starts, strict=True)):
+        colour, middle = COLOURS[limit.number % len(COLOURS)], 1 - (number + 0.5) * row
+        axes.fill_between([start, high], middle - 0.42 * row, middle + 0.42 * row, transform=below, facecolor=colour, zorder=6,
                           label=GUIDE, **STRIP)  # fmt: skip
         if start > low:
-            axes.plot([start, start], [0, middle + 0.42 * ROW], transform=below, color=colour, linewidth=0.9, zorder=1.5,
+            axes.plot([start, start], [0, middle + 0.42 * row], transform=below, color=colour, linewidth=0.9, zorder=1.5,
                       linestyle=(0, (1, 1)), label=GUIDE, scalex=False, scaley=False)  # fmt: skip
         note = axes.annotate(
             limit.text(letters), (start, middle), xycoords=below, xytext=(-4, 0), textcoords="offset points", va="center",

@@ -32,7 +32,7 @@ LIKELY: dict[str, Any] = {"linestyle": "-", "linewidth": 3.2, "alpha": 0.55}
 LIKELY_MARK = 3.5
 SIZE, DPI, NOTEBOOK_DPI = (7.0, 5.0), 150.0, 80.0
 LARGEST_SIDE, LARGEST_DPI = 60.0, 1200.0
-TITLE_LETTERS, SUBTITLE_LETTERS, LEGEND_LETTERS = 10.0, 15.0, 14.0
+TITLE_LETTERS, SUBTITLE_LETTERS, LEGEND_LETTERS = 10.0, 15.0, 15.0
 """Letters of a title, of what stands below it, and of a legend to an inch."""
 LEGEND_ROW, MOST_COLUMNS = 0.19, 4
 """Inches of a row of a legend, and the most columns of one."""
