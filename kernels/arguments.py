@@ -19,6 +19,8 @@ INT32 = (torch.int32,)
 SINGLE = (torch.float32,)
 WIDEST_HEAD = 256
 """Elements of a head whose tiles fit on a chip."""
+MOST_REGISTERS = 255
+"""32-bit registers of a thread."""
 
 
 def _names(types: Sequence[torch.dtype]) -> str:
@@ -83,11 +85,25 @@ def check_heads(N: int, K: int, width: int) -> None:
         raise InputError(f"q: heads of {width} elements; 1 to {WIDEST_HEAD} fit on a chip, unfused_attention takes more")
 
 
-def check_tile(**sides: int) -> None:
-    """Refuses sides of a tile that a matrix unit cannot multiply: powers of two from 16 on."""
-    for name, side in sides.items():
-        if side < 16 or side & (side - 1):
-            raise InputError(f"tiles: {name}={side}; the sides of a tile are powers of two from 16 on")
+def check_tile(name: str, warps: int, sums: int, **sides: int) -> None:
+    """Refuses a tile that cannot be compiled, or that certainly spills.
+
+    Its sides are those of a matrix unit, powers of two from 16 on. ``sums`` numbers in fp32 are held from step to step by
+    ``warps`` warps, and a thread has at most 255 registers. What passes is right on every GPU; that it spills nothing and
+    fits on a chip is shown only for the tiles that a launch chooses at the shapes in ``SPEC.builds``.
+    """
+    for side, size in sides.items():
+        if size < 16 or size & (size - 1):
+            raise InputError(f"{name}: {side}={size}; the sides of a tile are powers of two from 16 on")
+    if not 1 <= warps <= 32 or warps & (warps - 1):
+        raise InputError(f"{name}: {warps} warps; pass a power of two up to 32")
+    each = -(-sums // (32 * warps))
+    if each > MOST_REGISTERS:
+        shape = ", ".join(f"{side}={size}" for side, size in sides.items())
+        raise InputError(
+            f"{name}: {shape} keeps {each} sums in each thread of {warps} warps, which has {MOST_REGISTERS} registers;"
+            f" pass smaller sides or more warps, or leave {name} out"
+        )
 
 
 def within(name: str, value: float, least: float, most: float = float("inf")) -> None:

@@ -20,7 +20,7 @@ from roofline.components.compressed import compressed_layout
 from roofline.components.latent import LatentAttention, Reach, layout_bytes
 from roofline.errors import InputError
 from roofline.kernels import buffers
-from roofline.kernels.arguments import FLOATING, HALF, INT32, SINGLE, check, check_pages, within
+from roofline.kernels.arguments import FLOATING, HALF, INT32, SINGLE, check, check_pages, check_tile, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_decoding import contiguous
 from roofline.kernels.microscaling import widen_e8m0
@@ -175,6 +175,8 @@ def compressed_attention(
         return out
     K, packed = 0 if selected is None else selected.shape[2], cache.dtype == torch.uint8
     cut = parts or blocks_for(B * T, N, window + (K or longest // every), NAMES[q.dtype], packed, of(q))
+    if parts:
+        check_tile("parts", cut.warps, cut.rows * (padded(H) + cut.BN), rows=cut.rows, BN=cut.BN)
     partial, weights = partials(out, cut.splits)
     compressed_attention_kernel[(B * T, ceil_div(N, cut.rows), cut.splits)](
         q, *views(window_cache, q.dtype), *views(cache, q.dtype), window_table, table, selected, lengths, sinks, partial,

@@ -18,7 +18,7 @@ from roofline.components.latent import Reach
 from roofline.components.sparse import IndexScores
 from roofline.errors import InputError
 from roofline.kernels import buffers
-from roofline.kernels.arguments import FLOATING, SINGLE, check, check_pages, within
+from roofline.kernels.arguments import FLOATING, SINGLE, check, check_pages, check_tile, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.index_keys import INDEX, dequantise, from_pages, quantise, to_pages
 from roofline.kernels.microscaling import widen_e2m1, widen_e8m0
@@ -126,6 +126,7 @@ def dsa_indexer(
     if not out.numel():
         return out
     cut = parts or choose(B * T, entries, "mxfp4" if fp4 else "fp8", of(q))
+    check_tile("parts", cut.warps, padded(N) * cut.BN, BN=cut.BN)
     keys, scales = (cache, cache) if fp4 else (cache.view(torch.float8_e4m3fn), cache.view(torch.float32))
     dsa_indexer_kernel[(B * T, cut.splits)](
         q, q_scales, head_weights, keys, scales, table, lengths, out, table.shape[1], entries, scale,

@@ -22,7 +22,7 @@ from roofline.components.attention import Attention
 from roofline.cost import Cost
 from roofline.errors import InputError
 from roofline.kernels import buffers
-from roofline.kernels.arguments import FLOATING, check, check_heads, check_starts, within
+from roofline.kernels.arguments import FLOATING, check, check_heads, check_starts, check_tile, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.parts import tolerance
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors
@@ -207,6 +207,7 @@ def flash_attention(
         q_starts, k_starts: int32 ``[B + 1]``: where each sequence's rows begin, and the end. longest: most queries of one.
         mask, size: one of ``MASKS`` and its window, chunk or block. scale: of the scores, ``H ** -0.5`` by default.
         soft_cap: scores become ``soft_cap tanh(score / soft_cap)``; 0 for none. sinks: a logit per head that joins the softmax.
+        tiles: by default those for the shape and the device; others give the same numbers, and may be slower.
 
     A query that sees no key gets zeros. Raises InputError for arguments that do not fit each other.
     """
@@ -227,6 +228,8 @@ def flash_attention(
     if tokens:
         cut = tiles or choose(longest, H, V, NAMES[q.dtype], of(q))
         H1, H2 = halves(H)
+        if tiles:
+            check_tile("tiles", cut.warps, cut.BM * (power_of_two(V, 16) + cut.BN), BM=cut.BM, BN=cut.BN)
         flash_attention_kernel[(ceil_div(longest, cut.BM), N, len(q_starts) - 1)](
             q, k, v, sinks, out, q_starts, k_starts, H**-0.5 if scale is None else scale, size, N=N, K=K, H=H, V=V, H1=H1, H2=H2,
             VP=power_of_two(V, 16), BM=cut.BM, BN=cut.BN, MASK=mask, CAP=soft_cap,

@@ -18,7 +18,7 @@ import triton.language as tl
 from roofline.components.attention import Attention
 from roofline.errors import InputError
 from roofline.kernels import buffers
-from roofline.kernels.arguments import FLOATING, NARROW, check, check_heads, check_pages, within
+from roofline.kernels.arguments import FLOATING, NARROW, check, check_heads, check_pages, check_tile, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_attention import attention, soft_capped, visible
 from roofline.kernels.parts import (
@@ -140,6 +140,8 @@ def flash_decoding(
         return out
     rows = T * (N // K)
     cut = parts or choose(B, K, rows, H, longest, NAMES[q.dtype], of(q))
+    if parts:
+        check_tile("parts", cut.warps, padded(rows) * (padded(V) + cut.BN), BN=cut.BN)
     partial, weights = partials(out, cut.splits)
     flash_decoding_kernel[(B, K, cut.splits)](
         q, k_cache, v_cache, table, lengths, sinks, tree, partial, weights, table.shape[1],

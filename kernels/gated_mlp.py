@@ -91,7 +91,7 @@ def gate_up(x: torch.Tensor, weight: torch.Tensor, tiles: Tiles | None = None) -
     out = buffers.empty(M, F, dtype=x.dtype, device=x.device)
     if M * F:
         cut = tiles or choose(M, F, K, NAMES[x.dtype], of(x))
-        check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
+        check_tile("tiles", cut.warps, 2 * cut.BM * cut.BN, BM=cut.BM, BN=cut.BN, BK=cut.BK)
         gated_mlp_kernel[(ceil_div(M, cut.BM) * ceil_div(F, cut.BN),)](
             x, weight, out, M, F, K, x.stride(0), weight.stride(0), BM=cut.BM, BN=cut.BN, BK=cut.BK, GROUP=cut.group,
             WHOLE_K=K % cut.BK == 0, num_warps=cut.warps, num_stages=cut.stages,

@@ -140,7 +140,7 @@ def gemm(
     if tiles is None:
         device = of(a)
         tiles = choose(M, N, K, NAMES[a.dtype], device, can_use_tma(a, b, bias, N, out.element_size()))
-    check_tile(BM=tiles.BM, BN=tiles.BN, BK=tiles.BK)
+    check_tile("tiles", tiles.warps, tiles.BM * tiles.BN, BM=tiles.BM, BN=tiles.BN, BK=tiles.BK)
     if tiles.persistent and not can_use_tma(a, b, bias, N, out.element_size()):
         raise InputError("tiles: persistent ones are moved by TMA: 16 or 8 bits, no bias, rows at multiples of 16 bytes")
     cut: dict[str, Any] = {"BM": tiles.BM, "BN": tiles.BN, "BK": tiles.BK, "GROUP": tiles.group}

@@ -111,7 +111,7 @@ def gemm_fp8_block(
     if not M * N:
         return out
     cut = tiles or choose(M, N, K, a_scales is None, of(a))
-    check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
+    check_tile("tiles", cut.warps, 2 * cut.BM * cut.BN, BM=cut.BM, BN=cut.BN, BK=cut.BK)
     if cut.BK != GROUP or GROUP % cut.BN:
         raise InputError(f"tiles: a step of K is a block of {GROUP}, and {cut.BN} columns must divide one")
     parts = partial_sums(out, cut.splits)

@@ -122,7 +122,7 @@ def gemm_int4(
     out = buffers.empty(M, N, dtype=x.dtype, device=x.device)
     if M:
         cut, size = tiles or weight_only.choose(M, N, K, of(x)), K // groups
-        check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
+        check_tile("tiles", cut.warps, cut.BM * cut.BN, BM=cut.BM, BN=cut.BN, BK=cut.BK)
         parts = partial_sums(out, cut.splits)
         gemm_int4_kernel[(ceil_div(M, cut.BM) * ceil_div(N, cut.BN), cut.splits)](
             x, qweight, scales, zeros, order, parts, M, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, GROUP=cut.group,

@@ -121,7 +121,7 @@ def gemm_int8(
     out = buffers.empty(M, N, dtype=out_dtype, device=a.device)
     if M * N:
         cut = tiles or choose(M, N, K, of(a))
-        check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
+        check_tile("tiles", cut.warps, cut.BM * cut.BN, BM=cut.BM, BN=cut.BN, BK=cut.BK)
         gemm_int8_kernel[(ceil_div(M, cut.BM) * ceil_div(N, cut.BN),)](
             a, b, a_scale, b_scale, bias, out, M, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, GROUP=cut.group,
             WHOLE_K=K % cut.BK == 0, num_warps=cut.warps, num_stages=cut.stages,

@@ -91,7 +91,7 @@ def gemm_mxfp4(
     out = buffers.empty(M, N, dtype=x.dtype, device=x.device)
     if M:
         cut = tiles or weight_only.choose(M, N, K, of(x), SKINNY)
-        check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
+        check_tile("tiles", cut.warps, cut.BM * cut.BN, BM=cut.BM, BN=cut.BN, BK=cut.BK)
         parts = partial_sums(out, cut.splits)
         gemm_mxfp4_kernel[(ceil_div(M, cut.BM) * ceil_div(N, cut.BN), cut.splits)](
             x, packed, scales, factor, parts, M, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, GROUP=cut.group, SPLITS=cut.splits,

@@ -200,7 +200,7 @@ def grouped_gemm(
         raise InputError(
             f"tiles: blocks of {GROUP}: {cut.BN} columns, steps of {cut.BK}, {'gated ' if gated else ''}{N} rows do not fit"
         )
-    check_tile(BM=cut.BM, BN=cut.BN, BK=cut.BK)
+    check_tile("tiles", cut.warps, (2 if gated else 1) * cut.BM * cut.BN, BM=cut.BM, BN=cut.BN, BK=cut.BK)
     grid = most_tiles(rows, E, cut.BM) * ceil_div(N, cut.BN)
     grouped_gemm_kernel[(grid,)](
         x, x_scales, weight, w_scales, order, offsets, out, E, N, K, BM=cut.BM, BN=cut.BN, BK=cut.BK, EP=power_of_two(E),

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from roofline.kernels import buffers
+from roofline.kernels.arguments import check_tile
 from roofline.kernels.device import current, of
 from roofline.kernels.flash_attention import visible
 from roofline.kernels.flash_decoding import contiguous
@@ -97,6 +98,8 @@ def mla_decode(
         return out
     latent, scales, rotary = views(cache, rank, q.dtype)
     cut = parts or choose_blocks(B, T * N, longest, NAMES[q.dtype], of(q))
+    if parts:
+        check_tile("parts", cut.warps, cut.rows * (rank + cut.BN), rows=cut.rows, BN=cut.BN)
     partial, weights = partials(out, cut.splits)
     mla_decode_kernel[(B, ceil_div(T * N, cut.rows), cut.splits)](
         q, latent, scales, rotary, table, lengths, partial, weights, table.shape[1], scale,

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from roofline.components.latent import Reach
 from roofline.kernels import buffers
-from roofline.kernels.arguments import INT32, check
+from roofline.kernels.arguments import INT32, check, check_tile
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_decoding import contiguous
 from roofline.kernels.latent_cache import (
@@ -106,6 +106,8 @@ def sparse_mla_decode(
         return out
     latent, scales, rotary = views(cache, rank, q.dtype)
     cut = parts or blocks_for(B * T, N, K, NAMES[q.dtype], scales is not None, of(q))
+    if parts:
+        check_tile("parts", cut.warps, cut.rows * (rank + cut.BN), rows=cut.rows, BN=cut.BN)
     partial, weights = partials(out, cut.splits)
     sparse_mla_decode_kernel[(B * T, ceil_div(N, cut.rows), cut.splits)](
         q, latent, scales, rotary, table, selected, lengths, partial, weights, table.shape[1], scale,

@@ -16,7 +16,7 @@ import triton.language as tl
 from roofline.components.attention import Attention, UnfusedAttention
 from roofline.errors import InputError
 from roofline.kernels import buffers
-from roofline.kernels.arguments import FLOATING, check, within
+from roofline.kernels.arguments import FLOATING, check, check_tile, within
 from roofline.kernels.device import Device, current, of
 from roofline.kernels.flash_attention import attention, visible
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
@@ -130,6 +130,7 @@ def unfused_attention(
     scores, weights = (buffers.empty(B, N, T, keys, dtype=q.dtype, device=q.device) for _ in range(2))
     if out.numel():
         cut = tiles or choose(T, keys, NAMES[q.dtype], of(q))
+        check_tile("tiles", cut.warps, cut.BM * cut.BN, BM=cut.BM, BN=cut.BN, BK=cut.BK)
         shape: dict[str, Any] = {"N": N, "K": K, "BM": cut.BM, "BN": cut.BN, "BK": cut.BK}
         shape |= {"num_warps": cut.warps, "num_stages": cut.stages}
         rows = ceil_div(T, cut.BM)

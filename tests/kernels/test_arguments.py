@@ -255,6 +255,18 @@ REFUSED = {
         lambda: gemm(torch.zeros(64, 64), torch.zeros(64, 64), tiles=WALKING), "tiles: persistent ones",
     ),
     "a tile has 16 rows": (lambda: gemm(*HALVES, tiles=Tiles(8, 64, 64)), "tiles: BM=8; the sides of a tile"),
+    "warps are a power of two": (lambda: gemm(*HALVES, tiles=Tiles(64, 64, 64, warps=3)), "tiles: 3 warps"),
+    "a thread has 255 registers": (
+        lambda: gemm(*HALVES, tiles=Tiles(256, 256, 64)),
+        "tiles: BM=256, BN=256, BK=64 keeps 512 sums in each thread of 4 warps, which has 255 registers; pass smaller sides",
+    ),
+    "of attention as well": (
+        lambda: flash_attention(*QKV, EIGHT, EIGHT, 8, tiles=Blocks(256, 256, 4)), "tiles: BM=256, BN=256 keeps",
+    ),
+    "and of decode": (
+        lambda: flash_decoding(QUERY, CACHE, CACHE, integers(0)[None], integers(3), 3, parts=Parts(4096, 1)),
+        "parts: BN=4096 keeps 514 sums",
+    ),
     "a bias has a number per column": (lambda: gemm(*HALVES, torch.zeros(20)), "bias: shape (20,)"),
     "inner sizes are equal": (lambda: gemm(HALVES[0][:, :32], HALVES[1]), "b: shape (64, 64)"),
     "float64 has no tiles": (lambda: gemm(HALVES[0].double(), HALVES[1].double()), "a: float64 is not taken"),
