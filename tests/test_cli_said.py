@@ -71,3 +71,22 @@ def test_a_plan_that_finds_nothing_says_so_in_marked_lines(cli: Cli) -> None:
     emitted = cli(*question, "--emit", "vllm")
     assert (emitted.code, emitted.out) == (1, "")
     assert "no deployment is confirmed" in emitted.err
+
+
+def test_what_a_model_assumes_and_leaves_out_follows_it_into_plans_fleets_and_simulations(cli: Cli, tmp_path: Path) -> None:
+    config = (
+        '{"model_type": "llama", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8,'
+        ' "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}'
+    )
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    load = ("--gpu", "h100-sxm", "--isl", 100, "--osl", 20)
+    few = ("--rate", 1, "--requests", 50)
+    for question in (
+        ("plan", tmp_path / "config.json", *load, *few, "--max-gpus", 1),
+        ("simulate", tmp_path / "config.json", *load, *few),
+        ("fleet", tmp_path / "config.json", *load, "--tokens-per-day", "1B"),
+    ):
+        assert "assumes: tie_word_embeddings = false (not in the config)" in cli(*question).out
+    towers = cli("simulate", "gemma-3-4b-it", *load, *few).out.splitlines()[-1]
+    assert towers.startswith("not modelled: vision tower")
+    assert towers in cli("simulate", "gemma-3-4b-it", *load, *few, "--engine", "vllm").out

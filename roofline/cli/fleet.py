@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from roofline.engines.profile import Profile
 
 UTILISATION, SEQUENCE = "0.5", 4096
-NOT_MODELLED = "the load over a day, waiting, prefix caches, failures, cold starts, quality of quantised weights and caches"
+NOT_MODELLED = (
+    "the load over a day", "waiting", "prefix caches", "failures", "cold starts", "quality of quantised weights and caches",
+)  # fmt: skip
 
 Record = dict[str, Any]
 
@@ -159,7 +161,8 @@ def fleet(
                                     _one(sweeps.whole_numbers([sequence], "sequence"), "sequence"))
                             if trained_tokens else None),
                 "provenance": best.step_times, "outside_calibrated_range": best.outside,
-                "notes": list(dict.fromkeys([*best.setup.notes, *best.outside])), "not_modelled": NOT_MODELLED.split(", "),
+                "notes": list(dict.fromkeys([*best.setup.notes, *best.outside])),
+                "not_modelled": [*loaded.not_modelled, *NOT_MODELLED],
             }
         )  # fmt: skip
     if not records:
@@ -179,11 +182,12 @@ def fleet(
         "each instance runs the batch with most tokens per dollar"
         + (" that keeps the TPOT" if tpot else ", whatever the latency"),
         "power is the thermal design power of the GPUs, without servers, network and cooling",
+        *loaded.assumes,
         *(price_words(gpu.id, rent(gpu, given)) for gpu in chips if any(r["gpu"] == gpu.id for r in records)),
         *dict.fromkeys([*(note for one in shown for note in one.setup.notes), *left_ranges(shown)]),
     ]
     told = [f"note: {line}" for line in notes] + [f"assumes: {line}" for line in lines]
-    out.note("", *told, f"not modelled: {NOT_MODELLED}")
+    out.note("", *told, f"not modelled: {', '.join([*loaded.not_modelled, *NOT_MODELLED])}")
     return 0
 
 

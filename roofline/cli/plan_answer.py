@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roofline.cli.output import Cells, Output
+from roofline.model import Model
 from roofline.planner.ceilings import Ceiling, busiest, ceilings, users
 from roofline.planner.choose import Choice
 from roofline.planner.demand import Demand
@@ -25,7 +26,7 @@ RANDOM = "arrivals are random (Poisson), requests to equal instances are too"
 CLOSED = "each user sends the next request when the last is answered, after the first wave"
 BATCH = "each instance runs as many sequences as chosen, all the time"
 POWER = "power is the thermal design power of the GPUs, without servers, network and cooling"
-NOT_MODELLED = "failures, cold starts, autoscaling, quality of quantised weights and caches"
+NOT_MODELLED = ("failures", "cold starts", "autoscaling", "quality of quantised weights and caches")
 
 Record = dict[str, Any]
 
@@ -124,7 +125,7 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
         "outside_calibrated_range": plan.outside,
         "notes": list(plan.setup.notes),
         "assumes": assumes(answer),
-        "not_modelled": NOT_MODELLED.split(", "),
+        "not_modelled": _left_out(answer),
     }
 
 
@@ -196,7 +197,21 @@ def assumes(answer: Answer) -> list[str]:
         lines.append(
             f"each draft is accepted with {answer.question.alpha:g}, independently; the draft model stands whole on every GPU"
         )
-    return [*lines, POWER]
+    model = _model(answer)
+    return [*lines, POWER, *(model.assumes if model else ())]
+
+
+def _model(answer: Answer) -> Model | None:
+    """The model of a deployment that was found; None where none carries the load."""
+    tried = [choice.plan for choice in (*answer.chosen.confirmed, *answer.chosen.refuted)]
+    plan = tried[0] if tried else answer.found.nearest
+    return None if plan is None else plan.setup.variant.model
+
+
+def _left_out(answer: Answer) -> list[str]:
+    """What no figure of the plan counts."""
+    model = _model(answer)
+    return [*(model.not_modelled if model else ()), *NOT_MODELLED]
 
 
 def _travel(choices: Sequence[Choice], load: Demand) -> list[str]:
@@ -357,5 +372,5 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
     lines = [*notes, *_travel(confirmed, question.load), *assumes(solved)]
     gap = [""] if confirmed or out.format != "table" else []
     told = [f"note: {line}" for line in solved.notes] + [f"assumes: {line}" for line in lines]
-    out.note(*gap, *told, f"not modelled: {NOT_MODELLED}")
+    out.note(*gap, *told, f"not modelled: {', '.join(_left_out(solved))}")
     return 0 if confirmed else 1

@@ -177,7 +177,7 @@ def _record(job: Job, server: Server, result: Result) -> Record:
         "provenance": standing(server.times, [] if batch is None else [batch]),
         "outside_calibrated_range": list(outside),
         "assumes": assumes,
-        "not_modelled": list(NOT_MODELLED),
+        "not_modelled": [*server.deployment.model.not_modelled, *NOT_MODELLED],
     }
 
 
@@ -414,7 +414,7 @@ def simulate(
     out.records(records, lambda: cells(records, loads))
     assumed = dict.fromkeys([*(line for r in records for line in r["assumes"]), *_batches(profile, records)])
     out.note("", *(f"assumes: {line}" for line in assumed))
-    out.note(f"not modelled: {', '.join(NOT_MODELLED)}")
+    out.note(f"not modelled: {', '.join(dict.fromkeys(item for r in records for item in r['not_modelled']))}")
     return 1 if check and any(r["misses"] for r in records) else 0
 
 
