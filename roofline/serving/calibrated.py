@@ -143,6 +143,7 @@ class ExpectedSteps:
     Args:
         deployment: on one device or a mesh; a step is one of its data-parallel replicas.
         engine: id of an engine that constants were fitted to. version: that is asked about, "" for those measured.
+        kernels: of each stage, None for the engine's own.
 
     Attributes:
         engine: its id.
@@ -157,13 +158,15 @@ class ExpectedSteps:
 
     provenance = "calibrated"
 
-    def __init__(self, deployment: Deployment, engine: str, version: str = "") -> None:
+    def __init__(
+        self, deployment: Deployment, engine: str, version: str = "", kernels: Sequence[Sequence[Operator]] | None = None
+    ) -> None:  # fmt: skip
         self.constants: Serving = serving_of(engine)
         self.engine = engine
         model, accelerator = deployment.model, deployment.accelerator
         ranks, mesh = getattr(deployment, "ranks", None), getattr(deployment, "mesh", None)
         stages = (model,) if ranks is None else ranks.stages
-        kernels = _operators(deployment, engine, stages)
+        kernels = _operators(deployment, engine, stages) if kernels is None else [list(found) for found in kernels]
         self._stages = [Stage(stage, found) for stage, found in zip(stages, kernels, strict=True)]
         self._turns = 1 if mesh is None else mesh.microbatches or mesh.pp
         experts = any(part.kind == "grouped_linear" for _, part in model.counted)

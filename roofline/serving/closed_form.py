@@ -68,6 +68,8 @@ FEWER = 0.75
 """Share of the sequences at which the slope of decode steps is taken."""
 CROWDED = 1.0 / 3.0
 """Share of all steps' budgets beyond which prompts queue behind each other."""
+ENOUGH = 1e15
+"""Tokens of a cache that is as good as endless."""
 MANY = 1e6
 """Rounds that are as good as endless."""
 
@@ -78,7 +80,8 @@ class Rules:
 
     Attributes:
         growth: share of its output that a running sequence holds on average where the cache is full: half, and what the engine
-            keeps free for the rest. ahead: a request is admitted only with room for all of its own output.
+            keeps free for the rest. ahead: above 0, a request is admitted only with room for all of its own output, and a batch
+            that starts together keeps this share of the others' free.
         whole: prompts are not cut to fill a budget. stalls: decodes wait while prompts run.
     """
 
@@ -88,9 +91,9 @@ class Rules:
     stalls: Any = 0.0
 
 
-RULES = {"trtllm": Rules(growth=1.0, whole=1.0), "sglang": Rules(growth=0.55, ahead=1.0, stalls=1.0)}
+RULES = {"trtllm": Rules(growth=1.0, whole=1.0), "sglang": Rules(growth=0.55, ahead=0.7, stalls=1.0)}
 """Engine -> its rules, where not those of vLLM. TensorRT-LLM's GUARANTEED_NO_EVICT holds the whole output of all that run;
-SGLang that of the newest, and 0.098 of what the others still have to write (``policies.Estimate``)."""
+SGLang that of the newest, and 0.7 to 0.098 of what the others still have to write (``expectation.Estimate``)."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ def loads(
         prompt, output: mean tokens of a request. capacity: tokens that the cache holds. budget: tokens of a step.
         cached: tokens of a prompt that a prefix cache has already.
     """
-    running = minimum(concurrency, maximum(_fitting(capacity, prompt, output, rules), 1.0))
+    running = minimum(concurrency, maximum(_fitting(capacity, prompt, output, client, rules), 1.0))
     fresh = maximum(prompt - cached, 1.0)
     room = maximum(budget - where(rules.stalls > 0, 0.0, running), 1.0)
     whole, fits = rules.whole > 0, room / fresh
@@ -174,10 +177,12 @@ def loads(
     )  # fmt: skip
 
 
-def _fitting(capacity: Any, prompt: Any, output: Any, rules: Rules) -> Any:
-    """Sequences that the cache holds at once."""
-    each = prompt + rules.growth * output
-    return where(rules.ahead > 0, 1.0 + (capacity - prompt - output) / each, capacity / each)
+def _fitting(capacity: Any, prompt: Any, output: Any, client: Client, rules: Rules) -> Any:
+    """Sequences that the cache holds at once; those of a wave are admitted together, a whole number of them."""
+    each, beside = prompt + rules.growth * output, capacity - prompt - output
+    at_once = minimum(maximum(beside, 0.0), ENOUGH) / (prompt + rules.ahead * output)
+    ahead = where(client.wave > 0, 1.0 + floor(at_once), 1.0 + beside / each)
+    return where(rules.ahead > 0, ahead, capacity / each)
 
 
 def _gathered(client: Client, start: Any) -> Any:

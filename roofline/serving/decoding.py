@@ -7,6 +7,7 @@ costs no more than one. ``Drafting`` sequences verify drafts, each with luck of 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from roofline.serving.request import Request
@@ -30,6 +31,7 @@ class Lockstep:
         self.slots = self.context = self.counter = 0
         self.held: list[Request] = []
         self._ends: list[tuple[int, int, int, Request]] = []
+        self._sum = 0
         self._phases: list[dict[Request, None]] = [{} for _ in range(pool.block)]
 
     @property
@@ -41,9 +43,23 @@ class Lockstep:
         """Tokens of a decoding request in the cache."""
         return request.target + self.counter - request.start
 
+    @property
+    def left_of_all(self) -> int:
+        """Tokens that all of them may still write."""
+        return self._sum - self.live * self.counter
+
+    def lefts(self) -> Iterator[int]:
+        """Tokens that each of them may still write."""
+        return (end - self.counter for end, _, epoch, request in self._ends if epoch == request.epoch)
+
+    def left(self, request: Request) -> int:
+        """Tokens that one of them may still write."""
+        return request.output - request.done - self.counter + request.start
+
     def add(self, request: Request) -> None:
         """A request whose ``target`` tokens are cached and whose next token is known starts to decode."""
         request.start = self.counter
+        self._sum += self.counter + request.output - request.done
         self.slots += 1
         self.context += request.target
         request.epoch += 1
@@ -54,6 +70,7 @@ class Lockstep:
     def remove(self, request: Request) -> None:
         """A request leaves before its end, with ``done`` and ``target`` set to where it is."""
         cached = self.cached(request)
+        self._sum -= request.start + request.output - request.done
         self._leave(request, cached)
         request.done += self.counter - request.start
         request.target = cached
@@ -105,9 +122,10 @@ class Lockstep:
         finished = []
         ends, counter = self._ends, self.counter
         while ends and ends[0][0] <= counter:
-            _, _, epoch, request = heapq.heappop(ends)
+            end, _, epoch, request = heapq.heappop(ends)
             if epoch != request.epoch:
                 continue
+            self._sum -= end
             cached = self.cached(request)
             request.done = request.output
             if self.hold:
@@ -149,6 +167,19 @@ class Drafting:
         return len(self._all)
 
     live = slots
+
+    @property
+    def left_of_all(self) -> int:
+        """Tokens that all of them may still write."""
+        return sum(self.lefts())
+
+    def lefts(self) -> Iterator[int]:
+        """Tokens that each of them may still write."""
+        return (self.left(request) for request in self._all)
+
+    def left(self, request: Request) -> int:
+        """Tokens that one of them may still write."""
+        return request.output - request.done
 
     def cached(self, request: Request) -> int:
         """Tokens of a decoding request in the cache."""

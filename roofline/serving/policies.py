@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roofline.errors import InputError, suggest
+from roofline.serving.expectation import Estimate
 
 SCHEDULERS = ("chunked", "continuous", "prefill-first", "priority", "static")
 PREEMPTIONS = ("recompute", "swap")
@@ -25,6 +26,9 @@ RESERVES = {"trtllm": "oracle"}
 GUARANTEED_NO_EVICT, admits a request only if its prompt and all tokens that it may generate fit beside the others, and never
 interrupts one (TensorRT-LLM documentation, useful runtime options)."""
 
+ESTIMATES = {"sglang": Estimate()}
+"""Engine -> what it keeps free for requests that run, where it admits others by an expectation of their outputs."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -34,6 +38,7 @@ class Policy:
         scheduler: one of ``SCHEDULERS``. sequences: the most that run at once. batched_tokens: token budget of a step.
         preemption: what happens to a request that must make room: "recompute" or "swap".
         overhead_s: seconds of the host per step that nothing hides.
+        estimate: how admission expects outputs; None admits whoever's prompt fits.
 
     Raises InputError for a name that is unknown or a size out of range.
     """
@@ -43,6 +48,7 @@ class Policy:
     batched_tokens: int = 8192
     preemption: str = "recompute"
     overhead_s: float = 0.0
+    estimate: Estimate | None = None
 
     def __post_init__(self) -> None:
         for value, known, field in (

@@ -6,13 +6,15 @@ only, nobody can join, nobody ends, blocks suffice) they are evaluated as one ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roofline.serving.decoding import Drafting, Lockstep
+from roofline.serving.expectation import Expectation
 from roofline.serving.policies import Policy
 from roofline.serving.queues import Arrivals, Priorities
 from roofline.serving.steps import StepShape, StepTimes
+from roofline.serving.totals import Span, Totals
 
 if TYPE_CHECKING:
     from roofline.serving.pool import Pool
@@ -23,47 +25,6 @@ FEW = 4
 MOST = 4096
 """Steps of one array."""
 FOREVER = float("inf")
-
-
-@dataclass
-class Totals:
-    """What a replica did, summed.
-
-    Attributes:
-        steps, busy_s: iterations and their time. prompt_tokens, output_tokens: computed, and handed out.
-        decode_slots: sequences of all decode steps, summed. decode_steps: steps that decode.
-        block_seconds: blocks in use, integrated over busy time. peak_blocks: the most at once.
-        preemptions: requests pushed out. recomputed: cached tokens lost by it. swapped_s: time of swapping.
-        gaps, weights: seconds between successive tokens of a request, and how many pairs of tokens are that far apart.
-    """
-
-    steps: int = 0
-    busy_s: float = 0.0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    decode_slots: int = 0
-    decode_steps: int = 0
-    block_seconds: float = 0.0
-    peak_blocks: int = 0
-    preemptions: int = 0
-    recomputed: int = 0
-    swapped_s: float = 0.0
-    gaps: list[Any] = field(default_factory=list)
-    weights: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Span:
-    """Steps that ran as one entry of the log: when, what, and the replica's state."""
-
-    start: float
-    end: float
-    steps: int
-    prefills: int
-    prefill_tokens: int
-    decodes: int
-    waiting: int
-    blocks: int
 
 
 @dataclass(frozen=True)
@@ -116,6 +77,7 @@ class Replica:
             if speculation is None
             else Drafting(pool, speculation.drafted, speculation.alpha, seed)
         )
+        self.expected = None if policy.estimate is None else Expectation(policy.estimate, pool)
         self.totals = Totals()
         self.log: list[Span] | None = [] if record else None
         self.ends: float | None = None
@@ -151,6 +113,8 @@ class Replica:
         self._decodes = bool(self.decoding.slots) and not (self.policy.stalls and self._chunks)
         if not self._chunks and not self._decodes:
             assert self.prefill_only or not self.load, "whoever waits can run once nobody else does"
+            if self.expected is not None:
+                self.expected.idle()
             return None
         self._waited = len(self.waiting)
         if self._chunks or self._pushed or self._single or self.speculation is not None:
@@ -266,11 +230,15 @@ class Replica:
             gained = self.decoding.accepted - before if isinstance(self.decoding, Drafting) else live * self._steps
             self.totals.output_tokens += gained
             self._last_decode = now
+            if self.expected is not None:
+                self.expected.stepped(self._steps)
             for request in finished:
                 self._done(request, now, self.policy.scheduler != "static")
             if live > len(finished):
                 self._emitted[now] = live - len(finished)
         handed = self._prompts(now, finished)
+        if self.expected is not None and (finished or handed):
+            self.expected.full = False
         return finished, handed
 
     def _gaps(self, live: int) -> None:
@@ -351,14 +319,16 @@ class Replica:
 
     def _admit(self, now: float, budget: int, chunks: list[tuple[Request, int]]) -> None:
         """Lets waiting requests in while seats, blocks and tokens last."""
-        waiting, chunked = self.waiting, self.policy.chunks
-        seats = self._seats
+        waiting, chunked, expected = self.waiting, self.policy.chunks, self.expected
+        seats = 0 if expected is not None and expected.full and self.running else self._seats
         keep = 0 if self.policy.stalls else self.decoding.fresh()
         while seats > 0 and len(waiting):
             request = waiting.head()
             ready = request.swapped or (request.computed == request.target and request.done > 0)
             size = request.target - request.computed
             if not ready and (budget <= 0 or (not chunked and chunks and size > budget)):
+                break
+            if not ready and expected is not None and not expected.admits(request, self.decoding, self.prefilling):
                 break
             extra = self.decoding.extra(request) if ready else 0
             hit = self.pool.admit(request, request.target, keep + extra)
@@ -391,7 +361,7 @@ class Replica:
         self._decode(request, now)
 
     def _make_room(self) -> None:
-        """Pushes out the latest requests until the next decode step has its blocks."""
+        """Pushes out requests, the latest first, until the next decode step has its blocks."""
         while self.decoding.fresh() > self.pool.free:
             self._push_out(self._latest())
             self._pushed = True
@@ -399,6 +369,9 @@ class Replica:
     def _latest(self) -> Request:
         if self.policy.scheduler == "priority":
             return max(self.running, key=lambda r: (r.priority, r.arrival, r.number))
+        if self.expected is not None and self.decoding.slots:
+            decoding = [request for request in self.running if request not in self.prefilling]
+            return min(reversed(decoding), key=lambda r: (r.output - self.decoding.left(r), -r.prompt))
         return next(reversed(self.running))
 
     def _yield_seats(self) -> None:
@@ -422,7 +395,13 @@ class Replica:
             lost = self._interrupt(request)
         self.totals.recomputed += lost
         self.pool.release(request)
-        self.waiting.back(request)
+        if self.expected is None:
+            self.waiting.back(request)
+            return
+        self.waiting.add(request)
+        others = [other for other in self.running if other not in self.prefilling]
+        outputs = sum(other.output for other in others)
+        self.expected.retracted(outputs - self.decoding.left_of_all, outputs, len(others))
 
     def _interrupt(self, request: Request) -> int:
         """Takes a request out of the decoding ones; returns cached tokens that are lost."""

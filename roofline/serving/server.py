@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from roofline.errors import InputError
 from roofline.inference import Deployment
 from roofline.serving.cluster import Cluster, Link, Outcome
-from roofline.serving.policies import OF_ENGINE, RESERVES, Policy
+from roofline.serving.policies import ESTIMATES, OF_ENGINE, RESERVES, Policy
 from roofline.serving.pool import Cached, Counted
 from roofline.serving.replica import Replica, Speculation, Swap
 from roofline.serving.steps import BoundSteps, StepTimes, step_times
@@ -314,7 +314,11 @@ def _side(deployment: Deployment, workload: Workload, engine: Profile | None, se
     notes = [cache.note]
     if settings.batched_tokens is None:
         batched = max(batched, sequences * (1 + drafted))
-    policy = Policy(scheduler, sequences, batched, options.preemption, options.overhead_s)
+    allocation = _allocation(options, scheduler, engine)
+    estimate = ESTIMATES.get(engine.id) if engine and scheduler == OF_ENGINE[engine.id] and allocation == "paged" else None
+    policy = Policy(scheduler, sequences, batched, options.preemption, options.overhead_s, estimate)
+    if estimate is not None and engine is not None:
+        notes.append(f"{engine.name} admits a request with room for all of its output and a share of what others may still write")
     if options.scheduler is None:
         why = f"closest to {engine.name}'s defaults" if engine else "without an engine"
         notes.append(f"scheduler {scheduler}, {why} (--scheduler)")
@@ -324,7 +328,6 @@ def _side(deployment: Deployment, workload: Workload, engine: Profile | None, se
     admitted = deployment.model.max_context
     if admitted is not None and min(longest, cache.longest or longest) > admitted:
         notes.append(f"requests of up to {longest:,} tokens are longer than the {admitted:,} that the config admits")
-    allocation = _allocation(options, scheduler, engine)
     if allocation == "oracle" and options.allocation is None:
         who = engine.name if engine and engine.id in RESERVES else "a static batch"
         notes.append(f"{who} admits a request only if all its tokens fit to its end, and interrupts none (--allocation)")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from roofline.errors import InputError
 from roofline.serving.cluster import Cluster, Link, Outcome
 from roofline.serving.lengths import Distribution
+from roofline.serving.expectation import Estimate
 from roofline.serving.policies import SCHEDULERS, Policy
 from roofline.serving.pool import Cached, Counted
 from roofline.serving.replica import Replica, Speculation, Swap
@@ -92,7 +93,8 @@ def replica(setting: Setting, **options: Any) -> Replica:
     else:
         pool = Counted(setting.blocks, setting.block, "oracle" if setting.scheduler == "static" else "paged")
     speculation = Speculation(setting.drafted, 0.6, cost=0.1) if setting.drafted and setting.scheduler != "static" else None
-    policy = Policy(setting.scheduler, setting.sequences, setting.budget, setting.preemption)
+    estimate = Estimate(steps=20) if setting.scheduler == "prefill-first" and setting.blocks % 2 else None
+    policy = Policy(setting.scheduler, setting.sequences, setting.budget, setting.preemption, estimate=estimate)
     times = Linear(token=0.0, cached=0.0) if setting.even else Linear()
     return Replica(times, policy, pool, speculation=speculation, swap=Swap(100.0, 1e4), seed=7, **options)
 

@@ -1,33 +1,43 @@
 """The discrete-event simulator on the benchmark's own protocol, beside the closed form and the measurement.
 
 InferenceX's client is known: all clients start at once, ten requests of each, lengths uniform in [0.8, 1] of the stated ones.
-The simulator draws such lengths and schedules every iteration; its step times are those of the closed form.
+The simulator draws such lengths and schedules every iteration; its step times are those of the closed form. Runs whose client
+is not known are given that client, in both; those that come in waves (``rows.toml``) have the stated lengths.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from roofline.accelerator import load_accelerator
-from roofline.engines.profile import load_engine
 from roofline.parallel.mesh import Mesh
 from roofline.serving.calibrated import ExpectedSteps
-from roofline.serving.closed_form import Client, closed_form
+from roofline.serving.closed_form import Steady
+from roofline.serving.cluster import Cluster
 from roofline.serving.metrics import Result
-from roofline.serving.policies import RESERVES, Policy
-from roofline.serving.server import Cache, Server
+from roofline.serving.policies import ESTIMATES, RESERVES, Policy
+from roofline.serving.pool import Counted
+from roofline.serving.replica import Replica
 from roofline.serving.workload import Workload
 from roofline.sharded import ShardedDeployment
-from roofline.validate.serving.report import data
-from roofline.validate.serving.runs import Runs, structure
+from roofline.validate.serving.fit import predict
+from roofline.validate.serving.report import committed, data
+from roofline.validate.serving.runs import Runs, runs_of, structure
 
-SCHEDULERS = {"vllm": "chunked", "trtllm": "continuous"}
-"""Engine -> how its measured configuration schedules: chunks beside decodes, or whole prompts beside them."""
-BLOCK = 16
+SCHEDULERS = {"vllm": "chunked", "trtllm": "continuous", "sglang": "prefill-first"}
+"""Engine -> how its measured configuration schedules: chunks beside decodes, whole prompts beside them, or prompts first."""
+BLOCK = {"sglang": 1}
+"""Engine -> tokens of a page, where not 16."""
 LEAST = 0.8
 """Shortest length, in shares of the stated one."""
+CLIENT = {"lengths": 0.9, "rounds": 10.0, "spread": 0.0642}
+"""InferenceX's client, in the fields of a protocol."""
+ENOUGH = 400
+"""Requests whose mean is taken for the mean of all: short runs are repeated with other lengths."""
+UNLIMITED = 1e12
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,8 @@ class Compared:
     """One run: measured, by the closed form, simulated; seconds.
 
     Attributes:
-        running: sequences that the cache holds by the closed form, below ``clients`` where it is full.
+        known: whether the client is, so that the measurement may be compared. running: sequences that the cache holds by the
+            closed form, below ``clients`` where it is full.
     """
 
     gpu: str
@@ -45,6 +56,7 @@ class Compared:
     isl: int
     osl: int
     clients: int
+    known: bool
     running: float
     measured_tpot: float
     closed_tpot: float
@@ -54,77 +66,110 @@ class Compared:
     simulated_ttft: float
 
 
-def _drawn(stated: int, number: int, random: Any) -> Any:
-    return random.integers(int(LEAST * stated), stated + 1, number)
+@cache
+def _times(key: tuple[Any, ...]) -> ExpectedSteps:
+    one = structure(*key)
+    _, _, _, gpu, engine, tp, dp, ep, _ = key
+    deployment = ShardedDeployment(one.model, load_accelerator(gpu), mesh=Mesh(tp=tp, dp=dp, ep=ep))
+    return ExpectedSteps(deployment, engine, kernels=[one.operators])
 
 
-def simulate(row: Any, capacity: float, seed: int = 1) -> Compared:
-    """One row of the table."""
+def _load(row: Any, seed: int) -> Workload:
+    """The requests of a run."""
     import numpy
 
-    key = (row.name, row.weights, row.kv, row.gpu, row.engine, row.tp, row.dp, row.ep, row.kernels)
-    model = structure(*key).model
-    deployment = ShardedDeployment(model, load_accelerator(row.gpu), mesh=Mesh(tp=row.tp, dp=row.dp, ep=row.ep))
-    times = ExpectedSteps(deployment, row.engine)
-    clients, isl, osl, budget = int(row.clients), int(row.isl), int(row.osl), int(row.budget)
-    random, number = numpy.random.Generator(numpy.random.PCG64(seed)), int(row.rounds) * clients
-    workload = Workload(
-        numpy.zeros(number), _drawn(isl, number, random), _drawn(osl, number, random), concurrency=clients
-    )  # fmt: skip
-    cache = Cache(int(capacity) // BLOCK, BLOCK, None, "engine", "", clients, budget)
-    policy = Policy(SCHEDULERS[row.engine], clients, budget)
+    random, number = numpy.random.Generator(numpy.random.PCG64(seed)), int(min(row.rounds, CLIENT["rounds"]) * row.clients)
+    sizes = [
+        numpy.full(number, int(stated)) if row.wave else random.integers(int(LEAST * stated), int(stated) + 1, number)
+        for stated in (row.isl, row.osl)
+    ]
+    return Workload(numpy.zeros(number), sizes[0], sizes[1], concurrency=int(row.clients))
+
+
+def _served(row: Any, capacity: float, seed: int) -> Result:
+    """A run of one data-parallel replica."""
+    times = _times((row.name, row.weights, row.kv, row.gpu, row.engine, row.tp, row.dp, row.ep, row.kernels))
+    budget, clients, block = int(row.budget), int(row.clients), BLOCK.get(row.engine, 16)
     allocation = RESERVES.get(row.engine, "paged")
-    served = Result(Server(deployment, cache, policy, times, allocation=allocation).serve(workload))
-    closed = closed_form(
-        deployment, load_engine(row.engine), clients, row.prompt, row.output, times=times, capacity_tokens=capacity,
-        batched_tokens=budget, client=Client(rounds=row.rounds, spread=row.spread),
-    )  # fmt: skip
-    return Compared(
-        row.gpu, row.engine, row.name, row.tp, isl, osl, clients, closed.running, row.tpot, closed.tpot_s,
-        float(served.tpot_s.mean()), row.ttft, closed.ttft_s, float(served.ttft_s.mean()),
-    )  # fmt: skip
+    pool = Counted(int(capacity) // block if capacity < UNLIMITED else None, block, allocation)
+    policy = Policy(SCHEDULERS[row.engine], clients, max(budget, clients), estimate=ESTIMATES.get(row.engine))
+    return Result(Cluster([Replica(times, policy, pool)], lag=times.request_seconds).serve(_load(row, seed)))
 
 
-def _rows(runs: Runs, mask: Any) -> Iterator[tuple[Any, float]]:
-    table = runs.table[mask].rename(columns={"set": "group"})
-    yield from zip(table.itertuples(index=False), runs.capacity[mask].tolist(), strict=True)
+def simulate(row: Any, capacity: float, enough: int = ENOUGH) -> tuple[float, float]:
+    """(TTFT, TPOT) of a run [s], means over at least so many requests."""
+    repeats = 1 if row.wave else -(-enough // int(CLIENT["rounds"] * row.clients))
+    found = [_served(row, capacity, seed) for seed in range(1, repeats + 1)]
+    return tuple(sum(float(times.mean()) for times in column) / repeats for column in (
+        [one.ttft_s for one in found], [one.tpot_s for one in found],
+    ))  # type: ignore[return-value]  # fmt: skip
 
 
-def known(runs: Runs) -> Any:
-    """Mask of dense runs whose client is known and whose engine holds no prompts back."""
-    table = runs.table
-    return ((table["family"] == "inferencex") & (table["set"] == "dense") & (table["held"] == 0)).to_numpy()
+def runs(blind: bool = False) -> Runs:
+    """All runs, those whose client is unknown as InferenceX's would send them; no engine holds prompts back."""
+    table = (data().blind if blind else data().fitted).table.assign(held=0.0)
+    table.loc[~known(table) & (table["wave"] == 0), list(CLIENT)] = list(CLIENT.values())
+    return runs_of(table.assign(prompt=table["lengths"] * table["isl"], output=table["lengths"] * table["osl"]))
 
 
-def compared(full: bool, every: int = 1, engine: str | None = None, longest: int = 10**6) -> list[Compared]:
-    """Every so manieth run of a known client: those that all clients together may fill the cache of, or the others.
+def known(table: Any) -> Any:
+    """Mask of the runs whose client is known."""
+    return (table["family"] == "inferencex").to_numpy()
 
-    ``engine`` takes those of one engine only, ``longest`` those of at most so many output tokens.
+
+def crowded(found: Runs) -> Any:
+    """Mask of the runs that all clients together may fill the cache of."""
+    return (found.table["clients"] * (found.table["isl"] + found.table["osl"])).to_numpy() > found.capacity
+
+
+def expected(found: Runs) -> Steady:
+    """The closed form of runs, with the committed constants."""
+    return predict(found, committed().of(found))
+
+
+def quiet(found: Runs) -> Any:
+    """Mask of the runs where nothing queues: the cache holds all at their longest, all run, and prompts do not wait."""
+    seats = ((found.table["sequences"] == 0) | (found.table["sequences"] >= found.table["clients"])).to_numpy()
+    return ~crowded(found) & seats & expected(found).quiet
+
+
+def compared(found: Runs, chosen: Any, enough: int = ENOUGH) -> Iterator[Compared]:
+    """The runs of a mask."""
+    means = expected(found)
+    table = found.table.rename(columns={"set": "group"})
+    for place, row in enumerate(table.itertuples(index=False)):
+        if chosen[place]:
+            ttft, tpot = simulate(row, float(found.capacity[place]), enough)
+            yield Compared(
+                row.gpu, row.engine, row.name, row.tp, int(row.isl), int(row.osl), int(row.clients),
+                row.family == "inferencex" or bool(row.wave), float(found.steps.running[place]), row.tpot,
+                float(means.tpot[place]), tpot, row.ttft, float(means.ttft[place]), ttft,
+            )  # fmt: skip
+
+
+def full() -> Iterator[Compared]:
+    """The runs of known clients whose cache is full: requests wait for a place in the closed form, or in the measurement."""
+    found = data().fitted
+    client = known(found.table) | (found.table["wave"] > 0).to_numpy()
+    yield from compared(found, client & crowded(found), 1)
+
+
+def agreement(found: list[Compared]) -> dict[str, float]:
+    """How far the closed form lies from the simulator, and the simulator from the measurement: means and the most.
+
+    Times per token of all runs; those to the first token, and the measurement, of those whose client is known.
     """
-    import numpy
-
-    runs = data().fitted
-    most = runs.table["clients"] * (runs.table["prompt"] + runs.table["output"])
-    crowded = most.to_numpy() > runs.capacity
-    wanted = known(runs) & (crowded if full else ~crowded) & (runs.table["osl"] <= longest).to_numpy()
-    wanted &= ((runs.table["engine"] == engine) | (engine is None)).to_numpy()
-    chosen = numpy.flatnonzero(wanted)[::every]
-    mask = numpy.zeros(len(runs), dtype=bool)
-    mask[chosen] = True
-    return [simulate(row, capacity) for row, capacity in _rows(runs, mask)]
-
-
-def agreement(runs: list[Compared]) -> dict[str, float]:
-    """How far the closed form lies from the simulator, and the simulator from the measurement: means and the most."""
 
     def apart(pairs: list[tuple[float, float]]) -> list[float]:
         return [abs(value / other - 1.0) for value, other in pairs]
 
-    tpot = apart([(one.closed_tpot, one.simulated_tpot) for one in runs])
-    ttft = apart([(one.closed_ttft, one.simulated_ttft) for one in runs])
-    token_errors = apart([(one.simulated_tpot, one.measured_tpot) for one in runs])
-    first_errors = apart([(one.simulated_ttft, one.measured_ttft) for one in runs])
+    seen = [one for one in found if one.known]
+    tpot = apart([(one.closed_tpot, one.simulated_tpot) for one in found])
+    ttft = apart([(one.closed_ttft, one.simulated_ttft) for one in seen])
+    token_errors = apart([(one.simulated_tpot, one.measured_tpot) for one in seen])
+    first_errors = apart([(one.simulated_ttft, one.measured_ttft) for one in seen])
     return {
-        "runs": len(runs), "tpot_apart": sum(tpot) / len(runs), "tpot_most": max(tpot), "ttft_apart": sum(ttft) / len(runs),
-        "ttft_most": max(ttft), "tpot_error": sum(token_errors) / len(runs), "ttft_error": sum(first_errors) / len(runs),
+        "runs": len(found), "known": len(seen), "tpot_apart": sum(tpot) / len(found), "tpot_most": max(tpot),
+        "ttft_apart": sum(ttft) / len(seen), "ttft_most": max(ttft), "tpot_error": sum(token_errors) / len(seen),
+        "ttft_error": sum(first_errors) / len(seen),
     }  # fmt: skip
