@@ -258,7 +258,7 @@ def _draw(prompt: Distribution, output: Distribution, prefix: int, turns: int, m
 
     from roofline.serving.workload import synthetic
 
-    found = synthetic(max(SAMPLE, 20 * turns), prompt, output, rate=1.0, prefix=prefix, turns=turns, longest=most, seed=0)
+    found = synthetic(-(-SAMPLE // turns) * turns, prompt, output, rate=1.0, prefix=prefix, turns=turns, longest=most, seed=0)
     history: Any = numpy.zeros(len(found))
     sessions = len(found)
     if found.after is not None:
