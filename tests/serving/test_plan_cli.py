@@ -189,7 +189,7 @@ def test_calibrated_times_say_their_error_and_range(cli):
     assert "32 layers are outside the calibrated range of vllm (36 to 80)" in first["outside_calibrated_range"]
     assert "batch 1 is outside the calibrated range of vllm (4 to 128 at once)" in first["outside_calibrated_range"]
     assert any(
-        "extrapolated" in note and "11 % to the first token, inside the calibrated range" in note for note in first["notes"]
+        "extrapolated" in note and "to the first token, inside the calibrated range" in note for note in first["notes"]
     )
 
 
@@ -200,7 +200,7 @@ def test_times_beyond_what_was_measured_are_called_extrapolated(cli):
     assert "  extrapolated" in far
     assert "  calibrated" in near
     assert "extrapolated" not in near
-    assert "mean error on models it has not seen 5 % per token (4 % too short on average), 11 % to the first token" in near
+    assert re.search(r"mean error on models it has not seen \d+ % per token( \(\d+ % .*?\))?, \d+ % to the first token", near)
 
 
 def test_a_fleet_says_what_its_step_times_are_worth(cli):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -155,8 +156,14 @@ def test_a_word_says_what_times_are_worth_at_a_batch() -> None:
 
 
 def test_notes_say_in_which_direction_times_err() -> None:
+    from roofline.expected.serving import tendency
+
     (first, *_) = step_times(place("llama-8b"), load_engine("vllm")).notes
-    assert "5 % per token (4 % too short on average), 11 % to the first token, inside the calibrated range (4 to 128" in first
+    assert re.search(r" \d+ % per token \(\d+ % too (short|long) on average\), \d+ % to the first token", first)
+    assert "inside the calibrated range (4 to 128 at once)" in first
+    assert [tendency(bias) for bias in (None, 0.004, -0.043, 0.2)] == [
+        "", "", " (4 % too short on average)", " (20 % too long on average)",
+    ]  # fmt: skip
 
 
 def test_constants_lie_within_their_bounds_and_say_where_they_come_from() -> None:
