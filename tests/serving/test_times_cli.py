@@ -73,7 +73,7 @@ def test_batches_beyond_those_measured_are_extrapolated_without_an_error(cli: Cl
     some, none = cli(*question, "1,16,256").out, cli(*question, "256").out
     assert "batches 1 and 256 are outside the calibrated range of vllm" in some
     error = f"{100 * error_of('vllm', False):.0f} % off"
-    said = rf"those of vllm servers, {error} \(\d+ % too short on average\) on models they were not fitted to, inside the calibrated"
+    said = rf"those of vllm servers, {error} \(\d+ % too short on average\) on models they were not fitted to, inside"
     assert re.search(said, some)
     assert "expected times are those" not in none
     assert "expected times are extrapolated from those of vllm servers, error unknown" in none
