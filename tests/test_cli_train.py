@@ -79,3 +79,10 @@ def test_what_is_wrong_with_a_training_run_is_named(cli: Cli, arguments: list[st
 
 def test_an_encoder_decoder_is_not_trained(cli: Cli) -> None:
     assert "training an encoder beside the decoder is not supported" in cli("train", "t5-large").err
+
+
+def test_tokens_may_be_written_as_corpora_are(cli: Cli) -> None:
+    written = [cli("train", "llama-3.1-8b", "--tokens", text, "-o", "json").records[0] for text in ("1.5T", "1500B", "15e11")]
+    assert [record["tokens"] for record in written] == [1_500_000_000_000] * 3
+    assert cli("train", "llama-3.1-8b", "--tokens", "4Ki").code == 0
+    assert cli("train", "llama-3.1-8b", "--tokens", "T").code == 2

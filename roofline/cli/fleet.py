@@ -26,12 +26,10 @@ Record = dict[str, Any]
 
 def _amount(text: str, field: str) -> float:
     """A number of tokens: 8.6e12, 8.6T, 500B, 3M."""
-    scale = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12, "P": 1e15}
-    digits, unit = text.strip().replace("_", ""), 1.0
-    if digits and digits[-1].upper() in scale:
-        digits, unit = digits[:-1], scale[digits[-1].upper()]
+    from roofline.cli.sweeps import in_digits
+
     try:
-        value = float(digits) * unit
+        value = float(in_digits(text))
     except ValueError:
         raise InputError(f"{field}: {text!r} is not a number of tokens; write one such as 8.6T, 500B or 8.6e12") from None
     if not 0 < value < 1e21:

@@ -148,6 +148,14 @@ def whole_numbers(texts: Sequence[str], field: str, least: int = 1, most: int = 
     return list(found)
 
 
+def in_digits(text: str) -> str:
+    """A number of tokens with a letter for its power of ten, as people write corpora, without it: "15T" -> "15e12"."""
+    powers = {"K": 3, "M": 6, "B": 9, "T": 12, "P": 15}
+    digits, letter = text.strip()[:-1], text.strip()[-1:].upper()
+    plain = letter in powers and digits.replace(".", "", 1).replace("_", "").isdigit()
+    return f"{digits}e{powers[letter]}" if plain else text
+
+
 def at_least(texts: Sequence[str], field: str, least: int) -> list[Fraction]:
     """The numbers that an option was given, exactly, each once. Raises InputError that names the field."""
     found: dict[Fraction, None] = {}

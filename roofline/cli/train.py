@@ -54,7 +54,7 @@ def _one(texts: list[str] | None, field: str, default: int | None = None) -> int
     """The one value of a number of tokens."""
     if not texts:
         return default
-    values = sweeps.whole_numbers(texts, field, most=MOST_TOKENS)
+    values = sweeps.whole_numbers([sweeps.in_digits(text) for text in texts], field, most=MOST_TOKENS)
     if len(values) > 1:
         raise InputError(f"{field}: give one value")
     return values[0]
@@ -153,7 +153,9 @@ def _headline(runs: Sequence[Run]) -> Iterator[str]:
 @bundled(edits=EDIT_OPTIONS, out=OUTPUT)
 def train(
     model: Model,
-    tokens: Annotated[list[str] | None, typer.Option("--tokens", metavar="N", help="Tokens of the run.  [default: 1e12]")] = None,
+    tokens: Annotated[
+        list[str] | None, typer.Option("--tokens", metavar="N", help="Tokens of the run: 15T, 1.5e12.  [default: 1e12]")
+    ] = None,
     sequence: Annotated[
         list[str] | None, typer.Option("--sequence", metavar="N", help="Tokens of one sequence.  [default: 4096]")
     ] = None,
