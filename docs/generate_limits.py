@@ -110,7 +110,7 @@ def engines() -> Iterator[str]:
     yield f"- Engines: {known}."
     yield "- Newer versions answer by the newest rules known; plugins, forks and other engines are not modelled."
     yield f"- `simulate` leaves out {', '.join(simulate.NOT_MODELLED)}."
-    yield f"- `plan` leaves out {plan_answer.NOT_MODELLED}."
+    yield f"- `plan` leaves out {', '.join(plan_answer.NOT_MODELLED)}."
     yield ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from roofline.accelerator import load_accelerator
@@ -24,9 +25,10 @@ calibrate` writes. Rows: operator tables of the package aiconfigurator-core 0.12
 
 How to read a line: the error is the mean of |expected - measured| / measured, in percent, over rows that no constant has
 seen; "bound" is the same error of the plain datasheet bound, with nothing fitted. "Ratio" is the median of measured over
-expected. A row is held out iff the last byte of the sha256 of its key columns ("column=value" by sorted column, joined by
-"|") is even. "Beats" counts rows faster than 0.95 of the bound that no cache explains (their bytes exceed 1.5 last-level
-caches). Targets are those of `validate/targets.toml`.
+expected. A kernel that no constants fit has the error "none", and its ratio is to the bound. A row is held out iff the last
+byte of the sha256 of its key columns ("column=value" by sorted column, joined by "|") is even. "Beats" counts rows faster
+than 0.95 of the bound that no cache explains (their bytes exceed 1.5 last-level caches). Targets are those of
+`validate/targets.toml`.
 
 What is expected of each row is the cost of the same components that models are built of, times a time model with at most
 eight constants (ten where activations are quantised on the way), listed at the end. Nothing is looked up by shape.
@@ -40,6 +42,7 @@ take together, not an error of the bound. MLPerf states how many tokens a sample
 be, not how long prompts are: the bound counts one token of each, which leaves their work out and makes these ratios the
 lowest that they can be."""
 
+TABLES = Path(__file__).with_name("tables.toml")
 POOR = 0.25
 """Mean error over all rows of a device from which its borrowed constants are called poor."""
 LIMITS = """\
@@ -77,12 +80,18 @@ def _verdict(row: dict[str, str]) -> str:
 LINE = ("class", "kernel", "dtype", "rows", "ratio", "error", "p90", "bound", "target", "", "dropped (error with)", "beats")
 
 
+def _fitted(row: dict[str, str]) -> bool:
+    """Whether there are constants for a family: without, it is held against the bound alone."""
+    return row["constants"] != "0"
+
+
 def _line(row: dict[str, str]) -> list[str]:
     dropped = f"{row['dropped']} ({_percent(row['mape_with_dropped'])})" if row["dropped"] != "0" else ""
     beats = f"{row['bound_violations']}: {row['explained'] or 'unexplained'}" if row["bound_violations"] != "0" else ""
+    error = [_percent(row[name]) if _fitted(row) else "none" for name in ("mape", "p90")]
     return [
-        row["class"], row["kernel"], f"{row['dtype']} {row['band']}".strip(), row["n"], row["median_ratio"],
-        *(_percent(row[name]) for name in ("mape", "p90", "plain", "target")), _verdict(row), dropped, beats,
+        row["class"], row["kernel"], f"{row['dtype']} {row['band']}".strip(), row["n"], row["median_ratio"], *error,
+        _percent(row["plain"]), _percent(row["target"]), _verdict(row), dropped, beats,
     ]  # fmt: skip
 
 
@@ -97,15 +106,17 @@ def _gpu(gpu: str) -> Iterator[str]:
     yield ""
     if base:
         scale = accelerator.calibration.get("scale")
-        factor = f"; achieved rates divided by one fitted factor, {float(scale):.3g}" if scale else ""
+        factor = f"; cycles of 16-bit matrix multiplications times one fitted factor, {float(scale):.3g}" if scale else ""
         yield f"Constants of {base} with the datasheet swapped (clocks included){factor}. No row was fitted otherwise."
-        yield from _borrowed(own)
+        yield from _borrowed([row for row in own if _fitted(row)])
     else:
         yield f"Held-out half of {accelerator.calibration.get('package', '?')}, calibrated {accelerator.calibration.get('date')}."
     yield ""
     met = sum(_verdict(row) == "met" for row in judged)
     verdict = f"{met} of {len(judged)} targets met" if judged else "no targets"
-    yield f"{sum(int(row['n']) for row in own):,} rows; {verdict}."
+    bare = sum(int(row["n"]) for row in own if not _fitted(row))
+    alone = f", {bare:,} of them of kernels that no constants fit: held against the bound alone" if bare else ""
+    yield f"{sum(int(row['n']) for row in own):,} rows{alone}; {verdict}."
     yield ""
     if judged:
         yield from _table(LINE, map(_line, judged))
@@ -193,6 +204,26 @@ def _models() -> Iterator[str]:
     yield from _table(("model", "constant", "prior", "bounds", "meaning"), rows)
 
 
+def _tables() -> Iterator[str]:
+    """Which tables of the package are read, and why the others are not."""
+    data = tomllib.loads(TABLES.read_text(encoding="utf-8"))
+    yield "## Tables that are read, and what is left of them"
+    yield ""
+    yield (
+        f"{data['read_files']} of the {data['files']} tables of {data['package']}; how often a framework's is read says on how "
+        "many GPUs there is one."
+    )
+    yield ""
+    cells = (
+        [name, entry["class"], ", ".join(f"{framework} {many}" for framework, many in entry.items() if framework != "class")]
+        for name, entry in data["read"].items()
+    )
+    yield from _table(("table", "class", "read of"), cells)
+    unread = (["not read", e["what"], "; ".join(e.get("files", ())), e["reason"]] for e in data["unread"])
+    left = (["rows left", e["rows"], e["table"], e["reason"]] for e in data["left"])
+    yield from _table(("", "what", "table", "reason"), (*unread, *left))
+
+
 def _bad() -> Iterator[str]:
     data = tomllib.loads(LIST.read_text(encoding="utf-8"))
     yield "## Rows that leave, and rows that may beat the bound"
@@ -220,5 +251,5 @@ def markdown() -> str:
     parts: list[str] = [INTRODUCTION]
     for gpu in gpus:
         parts += _gpu(gpu)
-    parts += [*serving(), *_published(), *_bad(), *_models(), LIMITS]
+    parts += [*serving(), *_published(), *_tables(), *_bad(), *_models(), LIMITS]
     return "\n".join(parts)

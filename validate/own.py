@@ -53,6 +53,13 @@ def _number(row: dict[str, str], name: str, where: str) -> float:
     return value
 
 
+def _whole(row: dict[str, str], name: str, where: str) -> int:
+    value = _number(row, name, where)
+    if value != int(value):
+        raise InputError(f"{where}: {name} must be a whole number; found {row[name]!r:.40}")
+    return int(value)
+
+
 def frames(path: Path, gpu: str) -> list[Frame]:
     """The measurements as frames, one per class and dtype. Raises InputError naming line and column."""
     import pandas
@@ -63,7 +70,9 @@ def frames(path: Path, gpu: str) -> list[Frame]:
         cls = row.get("class", "")
         if cls not in SHAPES:
             raise InputError(f"{where}: class must be one of {', '.join(SHAPES)}; found {cls!r:.40}")
-        values: dict[str, Any] = {NAMES.get(name, name): int(_number(row, name, where)) for name in SHAPES[cls]}
+        values: dict[str, Any] = {NAMES.get(name, name): _whole(row, name, where) for name in SHAPES[cls]}
+        if values.get("num_heads", 0) % values.get("num_key_value_heads", 1):
+            raise InputError(f"{where}: heads = {row['heads']} is not a multiple of kv_heads = {row['kv_heads']}")
         values["latency"] = _number(row, "latency_us", where) * 1e-3
         groups.setdefault((cls, row.get("dtype") or "bf16"), []).append(values)
     if not groups:

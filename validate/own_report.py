@@ -10,16 +10,19 @@ from roofline.accelerator import load_accelerator
 from roofline.expected.calibration import base_of, families, transferred
 from roofline.validate.fitting import fit, predict
 from roofline.validate.own import frames
-from roofline.validate.report import scores_of
+from roofline.validate.report import UNFITTED, scores_of
 from roofline.validate.scores import Score
-from roofline.validate.silicon.suite import chip_of
+from roofline.validate.silicon.suite import bound, chip_of
 
 ENOUGH = 40
 """Rows from which a family is fitted."""
 
 
 def report_own(path: Path, gpu: str) -> list[Score]:
-    """Scores of every class and dtype in the file: fitted on half of its rows, and by the constants shipped for the GPU."""
+    """Scores of every class and dtype in the file: fitted on half of its rows, and by the constants shipped for the GPU.
+
+    Where there are neither enough rows nor constants, against the bound alone.
+    """
     found: list[Score] = []
     chip = chip_of(gpu)
     for frame in frames(path, gpu):
@@ -30,10 +33,13 @@ def report_own(path: Path, gpu: str) -> list[Score]:
             expected = predict(frame, chip, constants)
             note = f"constants of {name}"
             found += [replace(s, target=None) for s in scores_of(frame, chip, expected, "other_framework", everything, 0, note)]
-        if len(frame) >= ENOUGH:
+        if len(frame) >= ENOUGH and "sm_count" in chip.accelerator.chip:
             constants = fit([frame.take(~frame.held_out)], chip)
             note = f"{frame.cls} {frame.dtype} fitted: {', '.join(f'{name} {value:g}' for name, value in constants.items())}"
             scores = scores_of(frame, chip, predict(frame, chip, constants), "random", frame.held_out, len(constants), note)
+            found += [replace(score, target=None) for score in scores]
+        elif shipped is None:
+            scores = scores_of(frame, chip, bound(frame, chip), "random", frame.seconds > 0, 0, UNFITTED)
             found += [replace(score, target=None) for score in scores]
     return found
 

@@ -18,6 +18,7 @@ from roofline.validate.silicon.suite import beats_bound, bound, chip_of, frames
 
 LONG_KEYS = 1024
 """Keys from which a decode step without a window is long."""
+UNFITTED = "no constants: the bound itself"
 COMMON = ("device", "framework", "version")
 """Columns of keys that a whole table shares."""
 
@@ -66,24 +67,29 @@ def expect(frame: Frame, gpu: str) -> tuple[Any, Family] | None:
         return None
     chip, constants = chip_of(gpu), dict(family.constants)
     if base != accelerator.id:
-        constants = transferred(constants, chip_of(base), chip, scale_of(accelerator))
+        constants = transferred(constants, chip_of(base), chip, scale_of(accelerator, family.model))
     return predict(frame, chip, constants), family
 
 
 def score_silicon(gpu: str, classes: Iterable[str] | None = None) -> list[Score]:
-    """Scores of every family of an accelerator: on its held-out rows, or on all rows where constants are another's."""
+    """Scores of every family of an accelerator: on its held-out rows, or on all rows where constants are another's.
+
+    A family that no constants fit is held against its bound alone, so that no measured row goes unchecked.
+    Raises InputError where there are no rows.
+    """
     import numpy
 
     accelerator = load_accelerator(gpu)
     name, base = accelerator.id, base_of(accelerator)
-    if not families(base):
-        raise InputError(f"gpu: {name} has no fitted constants; run roofline validate calibrate --gpu {name}")
-    found: list[Score] = []
+    chip, found = chip_of(name), []
     for frame in frames(name, classes):
+        rows = frame.held_out if base == name else numpy.ones(len(frame), dtype=bool)
+        split = "random" if base == name else "other_gpu"
         answer = expect(frame, name)
-        if answer is not None:
-            expected, family = answer
-            rows = frame.held_out if base == name else numpy.ones(len(frame), dtype=bool)
-            split = "random" if base == name else "other_gpu"
-            found += scores_of(frame, chip_of(name), expected, split, rows, len(family.constants))
+        if answer is None:
+            found += scores_of(frame, chip, bound(frame, chip), split, rows, 0, UNFITTED)
+        else:
+            found += scores_of(frame, chip, answer[0], split, rows, len(answer[1].constants))
+    if not found:
+        raise InputError(f"class: no operators of {', '.join(classes or ('any class',))} were measured on {name}")
     return found

@@ -99,6 +99,11 @@ def test_records_cover_the_gpus_and_the_document_is_made_of_them() -> None:
         ("class,latency_us,m,n,k\ngemm,3,1,x,4\n", "row 2: n must be a number"),
         ("class,latency_us,m,n,k\ngemm,0,1,2,4\n", "row 2: latency_us = 0.0 is out of range"),
         ("class,latency_us,m,n,k\n", "no measurements"),
+        ("class,latency_us,m,n,k\ngemm,3,1,2.5,4\n", "row 2: n must be a whole number; found '2.5'"),
+        (
+            "class,latency_us,batch,new,history,heads,kv_heads,head_dim,window\nattention_decode,9,1,1,64,32,7,128,0\n",
+            "row 2: heads = 32 is not a multiple of kv_heads = 7",
+        ),
     ],
 )
 def test_own_measurements_name_row_and_column(tmp_path: Path, text: str, message: str, capsys) -> None:
@@ -158,3 +163,11 @@ def test_rows_that_beat_the_device_are_said_in_words(tmp_path: Path, capsys) -> 
     (tmp_path / "own.csv").write_text("\n".join([*rows, "gemm,380,bf16,8192,4096,4096", "gemm,60,bf16,64,8192,8192"]))
     assert run(["validate", "own", "--file", str(tmp_path / "own.csv")]) == 1
     assert "1 of 4 rows are faster than h100-sxm allows" in capsys.readouterr().out
+
+
+def test_a_gpu_without_constants_is_held_against_its_bound(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("pandas")
+    (tmp_path / "own.csv").write_text("class,latency_us,dtype,m,n,k\ngemm,2000,bf16,4096,4096,4096\n")
+    assert run(["validate", "own", "--file", str(tmp_path / "own.csv"), "--gpu", "l4", "-o", "json"]) == 0
+    record = next(record for record in json.loads(capsys.readouterr().out) if record["band"] is None)
+    assert (record["constants"], record["mape"]) == (0, record["plain"])

@@ -7,10 +7,13 @@ from typing import Any
 
 from roofline.components.base import Component
 from roofline.cost import MATRIX_UNITS, Cost
+from roofline.formats import BF16, FORMATS
 from roofline.validate.silicon.attention import on_unit
 from roofline.validate.silicon.frame import Scatter
 from roofline.work import Work
 
+WEIGHTS = {"bfloat16": BF16, "fp8_block": FORMATS["fp8-block"], "nvfp4": FORMATS["nvfp4"]}
+"""Storage of a block's projections by ``gemm_type``."""
 LINEAR, CORE, INDEX = "linear", "attention", ("index_scores", "select")
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from roofline.components.compressed import CompressedAttention
 from roofline.expected.module import COMPRESSED_DECODE, COMPRESSED_PREFILL, quantised
-from roofline.formats import BF16, FORMATS
+from roofline.formats import FORMATS
 from roofline.validate.silicon.attention import KV, SHORT
-from roofline.validate.silicon.blocks import scatter_block
+from roofline.validate.silicon.blocks import WEIGHTS, scatter_block
 from roofline.validate.silicon.frame import Frame, Numbers, Scatter, make, structures
 from roofline.validate.silicon.source import Table, tables
 from roofline.work import Work
@@ -36,9 +36,8 @@ def block(model: str, heads: int, gemm: str, kv: str, every: int) -> CompressedA
     size = dict(FLASH if "Flash" in model else PRO)
     if every != 4:
         del size["k"]
-    weight = FORMATS["fp8-block"] if gemm == "fp8_block" else BF16
     return CompressedAttention(
-        **size, **COMMON, N=heads, groups=max(heads // HEADS_PER_GROUP, 1), every=every, kv=KV[kv], weight=weight,
+        **size, **COMMON, N=heads, groups=max(heads // HEADS_PER_GROUP, 1), every=every, kv=KV[kv], weight=WEIGHTS[gemm],
         **(INDEXER if every == 4 else {}),
     )  # fmt: skip
 

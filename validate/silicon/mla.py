@@ -17,9 +17,9 @@ from roofline.cost import Cost
 from roofline.expected.attention import PREFILL
 from roofline.expected.latent import LATENT_DECODE
 from roofline.expected.module import MODULE_DECODE, MODULE_PREFILL, quantised
-from roofline.formats import BF16, FORMATS
+from roofline.formats import BF16
 from roofline.validate.silicon.attention import KV, SHORT, on_unit
-from roofline.validate.silicon.blocks import scatter_block
+from roofline.validate.silicon.blocks import WEIGHTS, scatter_block
 from roofline.validate.silicon.frame import Frame, Numbers, Scatter, make, structures
 from roofline.validate.silicon.source import Table, tables
 from roofline.work import Work
@@ -31,7 +31,7 @@ NARROW = 64
 """Rows and keys of a tile where values are 512 wide: 128 would not fit the registers."""
 ABSORBED_PREFILL = ("flash_attention",)
 """Kernels (SGLang's on Hopper) that run a prefill absorbed."""
-BLACKWELL = ("b200-sxm", "gb200", "b300-sxm", "gb300")
+BLACKWELL = ("b200-sxm", "gb200", "b300-sxm", "gb300", "rtx-pro-6000")
 """Devices whose kernels multiply 8-bit entries as they are, without widening them to 16 bits first."""
 
 
@@ -110,9 +110,8 @@ def _bare(table: Table, rows: Any, kernel: str, kv: str, decode: bool) -> Frame:
 
 def block(heads: int, gemm: str, kv: str, absorbed: bool, scaled: bool = False) -> MLA:
     """The whole block of one rank: projections in the row's format, the per-head matrices in 16 bits."""
-    weight = FORMATS["fp8-block"] if gemm == "fp8_block" else BF16
     return MLA(
-        **DEEPSEEK_V3, N=heads, form="absorbed" if absorbed else "expanded", kv=KV[kv], scaled=scaled, weight=weight,
+        **DEEPSEEK_V3, N=heads, form="absorbed" if absorbed else "expanded", kv=KV[kv], scaled=scaled, weight=WEIGHTS[gemm],
         overrides=(("kv_b", BF16),) if absorbed else (),
     )  # fmt: skip
 

@@ -19,8 +19,7 @@ from roofline.errors import InputError
 PACKAGE = "aiconfigurator-core"
 GPUS = {
     "h100-sxm": "h100_sxm", "h200-sxm": "h200_sxm", "a100-sxm-80gb": "a100_sxm", "b200-sxm": "b200_sxm", "gb200": "gb200",
-    "b300-sxm": "b300_sxm", "gb300": "gb300", "l40s": "l40s", "l4": "l4", "h100-pcie": "h100_pcie",
-    "a100-pcie-80gb": "a100_pcie", "rtx-pro-6000": "rtx_pro_6000_server",
+    "b300-sxm": "b300_sxm", "gb300": "gb300", "l40s": "l40s", "rtx-pro-6000": "rtx_pro_6000_server",
 }  # fmt: skip
 """Accelerator id -> folder of the package's tables."""
 PREFERRED = ("0.24.0", "1.3.0rc20", "0.5.14", "2.29.2")

@@ -12,9 +12,9 @@ from typing import Any
 from roofline.components.mla import MLA
 from roofline.components.sparse import DSA
 from roofline.expected.module import MODULE_PREFILL, SPARSE_DECODE, SPARSE_PREFILL, quantised
-from roofline.formats import BF16, FORMATS
+from roofline.formats import BF16
 from roofline.validate.silicon.attention import KV, SHORT
-from roofline.validate.silicon.blocks import scatter_block
+from roofline.validate.silicon.blocks import WEIGHTS, scatter_block
 from roofline.validate.silicon.frame import Frame, Numbers, Scatter, make, structures
 from roofline.validate.silicon.source import Table, tables
 from roofline.work import Work
@@ -53,8 +53,7 @@ def eager_decode(framework: str, batch: Any) -> Any:
 def block(architecture: str, heads: int, gemm: str, kv: str, kernel: str) -> MLA:
     """The whole block of one rank."""
     fields = dict(SHAPES[architecture])
-    weight = FORMATS["fp8-block"] if gemm == "fp8_block" else BF16
-    common: dict[str, Any] = {"N": heads, "kv": KV[kv], "weight": weight}
+    common: dict[str, Any] = {"N": heads, "kv": KV[kv], "weight": WEIGHTS[gemm]}
     if "dense_mha" in kernel:
         del fields["index_heads"]
         return MLA(**fields, **common, form="expanded")

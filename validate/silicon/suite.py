@@ -18,6 +18,7 @@ from roofline.validate.silicon import (
     gemm,
     mla,
     moe,
+    msa,
     parts,
     sparse,
     streams,
@@ -31,8 +32,9 @@ CLASSES = {
     "mhc": streams, "quantize": streams, "all_reduce": collective, "collective": collective,
 }  # fmt: skip
 """Class -> the adapter that has its rows."""
-MORE = {"dsa": parts, "csa": parts, "hca": parts, "moe": wide, "collective": exchange}
-"""Classes with rows from a second adapter: parts of blocks kernel by kernel, wide groups of experts, token exchanges."""
+MORE = {"dsa": (parts, msa), "csa": (parts,), "hca": (parts,), "moe": (wide,), "collective": (exchange,)}
+"""Classes with rows from further adapters: parts of blocks kernel by kernel, MiniMax-M3's blocks, wide groups of experts,
+token exchanges."""
 SLACK = 0.95
 """A row may be this much of the bound: clocks and timers are not exact."""
 WARM = 1.5
@@ -48,7 +50,7 @@ def check_class(cls: str | None) -> None:
 def frames(gpu: str, classes: Iterable[str] | None = None) -> Iterator[Frame]:
     """Every frame of an accelerator, of some classes or all."""
     wanted = list(CLASSES) if classes is None else list(classes)
-    adapters = dict.fromkeys(table[cls] for cls in wanted for table in (CLASSES, MORE) if cls in table)
+    adapters = dict.fromkeys(adapter for cls in wanted for adapter in (CLASSES[cls], *MORE.get(cls, ())))
     for adapter in adapters:
         for frame in adapter.frames(gpu):
             if frame.cls in wanted and len(frame):
