@@ -38,6 +38,7 @@ class Curve:
     Attributes:
         label: for the legend. deployment: what runs.
         batch: whole batches. bound, serial: seconds of a step. expected: calibrated seconds, None where there are none.
+        inside: at which batches these are inside what the constants were fitted to.
         expected_label: what the legend says of them, or why there are none.
         last: the largest batch that fits, None where nothing limits it; 0 where not even one does.
         reason: why the next batch does not fit, "" where nothing limits it.
@@ -49,6 +50,7 @@ class Curve:
     bound: Any
     serial: Any
     expected: Any
+    inside: Any
     expected_label: str
     last: int | None
     reason: str
@@ -92,8 +94,8 @@ def curve(
     reason = "" if found.size is None else _reason(deployment.decode(found.size + 1, context, source=source).memory)
     flat = numpy.ones_like(fine)
     return Curve(
-        label, deployment, fine, step.bound_s * flat, step.serial_s * flat, known.decode(deployment, fine, context), known.label,
-        found.size, reason,
+        label, deployment, fine, step.bound_s * flat, step.serial_s * flat, known.decode(deployment, fine, context),
+        known.inside(deployment, fine), known.label, found.size, reason,
     )  # fmt: skip
 
 

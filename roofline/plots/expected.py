@@ -51,6 +51,19 @@ class Expected:
         local = [ceil_div(int(batch), groups) for batch in batches]
         return numpy.array([self.steps.seconds(StepShape(decodes=n, decode_context=n * context)) for n in local])
 
+    def inside(self, deployment: Deployment, batches: Iterable[float]) -> Any:
+        """Where batches are among those that constants were fitted to, and so is the model: an array of booleans."""
+        import numpy
+
+        from roofline.expected.serving import batches as fitted
+
+        groups = getattr(getattr(deployment, "mesh", None), "dp", 1)
+        local = numpy.array([ceil_div(int(batch), groups) for batch in batches])
+        if self.steps is None or not self.steps.calibrated_range:
+            return numpy.zeros(len(local), dtype=bool)
+        low, high = fitted(self.engine)
+        return (local >= low) & (local <= high)
+
     def one_decode(self, deployment: Deployment, batch: int, context: int) -> float | None:
         """Seconds of one decode step; None where nothing is calibrated."""
         found = self.decode(deployment, [batch], context)

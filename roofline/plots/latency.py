@@ -12,6 +12,7 @@ from roofline.plots.expected import ENGINE
 from roofline.plots.limits import ROW, SHADE, Limit, draw_limits, headroom, limits_of, row_of
 from roofline.plots.style import (
     COLOURS,
+    EXTRAPOLATED,
     GREY,
     INK,
     LIKELY,
@@ -76,7 +77,11 @@ def _one_curve(axes: Axes, found: Curve, number: int, quantity: _Quantity, scale
         axes.plot(found.batch[mask], best[mask], linestyle="none", marker=mark, color=colour, markerfacecolor=face, zorder=5)
     if found.expected is not None:
         values = quantity.of(found.batch, found.expected) / scale
-        axes.plot(found.batch[fits], values[fits], color=colour, zorder=3, solid_capstyle="round", **LIKELY)
+        beyond = fits & ~found.inside
+        joined = (numpy.convolve(beyond.astype(int), [1, 1, 1], "same") > 0) & fits
+        for mask, style in ((fits & found.inside, LIKELY), (joined, EXTRAPOLATED)):
+            if mask.any():
+                axes.plot(found.batch, numpy.where(mask, values, numpy.nan), color=colour, zorder=3, **style)
         axes.plot(found.batch[marked & fits], values[marked & fits], linestyle="none", marker=mark, color=colour,
                   markersize=LIKELY_MARK, zorder=3.5)  # fmt: skip
 
@@ -90,7 +95,16 @@ def _expected_entries(curves: Sequence[Curve]) -> list[Any]:
         if found.expected_label and found.fits.any():
             whose.setdefault((found.expected_label, found.expected is not None), []).append(found.label)
     texts = {key: text if len(whose) == 1 else f"{', '.join(names)}: {text}" for key, names in whose.items() for text in key[:1]}
-    return [Line2D([], [], color=GREY, label=texts[key], **LIKELY) if key[1] else nothing_drawn(texts[key]) for key in whose]
+    drawn_ = [found for found in curves if found.expected is not None and found.fits.any()]
+    inside = {found.expected_label for found in drawn_ if (found.inside & found.fits).any()}
+    beyond = {found.expected_label for found in drawn_ if (~found.inside & found.fits).any()}
+    handles = []
+    for key in whose:
+        style = LIKELY if key[0] in inside else EXTRAPOLATED
+        handles.append(Line2D([], [], color=GREY, label=texts[key], **style) if key[1] else nothing_drawn(texts[key]))
+    if beyond & inside and beyond <= inside:
+        handles.append(Line2D([], [], color=GREY, label="expected, beyond these batches", **EXTRAPOLATED))
+    return handles
 
 
 def _legend(figure: Figure, curves: Sequence[Curve], measured: Mapping[str, Any], limits: Sequence[Limit]) -> None:
@@ -182,7 +196,8 @@ def latency_plot(
     """Time per output token against the batch, for one deployment or several by label.
 
     The line is the bound, the band reaches up to no overlap at all; the thick pale line is the expected time of an engine
-    where it is calibrated (``engine``, "none" for no such line), as far as the batch fits; stars are measured (batch,
+    where it is calibrated (``engine``, "none" for no such line), as far as the batch fits, dotted where no constant was
+    fitted to such a model or batch; stars are measured (batch,
     seconds). From where on a case does not fit its line is dotted and its marks are hollow: what the bound would be; a row
     above the curves says from which batch on, and why. Where none fits the area is grey.
 

@@ -44,7 +44,7 @@ def _predicted(family: Family, accelerator: Accelerator, m: float, n: float, uni
     chip, constants = Chip(accelerator), dict(family.constants)
     base = base_of(accelerator)
     if base != accelerator.id:
-        constants = transferred(constants, Chip(load_accelerator(base)), chip, scale_of(accelerator))
+        constants = transferred(constants, Chip(load_accelerator(base)), chip, scale_of(accelerator, family.model))
     moved = width * n * n + 4.0 * m * n
     columns = {"m": m, "n": n, "k": n, "bytes": moved, "weight_bytes": width, "input_bytes": width, "unit": unit}
     return float(MODELS[family.model].seconds(columns, chip, constants)), moved

@@ -29,6 +29,8 @@ HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo")
 FORMATS = ("svg", "png", "pdf")
 LIKELY: dict[str, Any] = {"linestyle": "-", "linewidth": 3.2, "alpha": 0.55}
 """The line of expected values."""
+EXTRAPOLATED: dict[str, Any] = {**LIKELY, "linestyle": (0, (1, 0.7))}
+"""The same where nothing like it was measured."""
 LIKELY_MARK = 3.5
 SIZE, DPI, NOTEBOOK_DPI = (7.0, 5.0), 150.0, 80.0
 LARGEST_SIDE, LARGEST_DPI = 60.0, 1200.0

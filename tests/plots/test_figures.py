@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from roofline import Deployment, InputError, load_accelerator, load_model
 from roofline.edits import apply, kv_heads
+from roofline.expected.serving import batches
 from roofline.parallel.mesh import Mesh
 from roofline.plots import (
     Compared,
@@ -391,10 +393,17 @@ def _pale(figure: Any) -> list[Any]:
 
 def test_expected_times_are_drawn_where_they_are_calibrated_and_said_where_not() -> None:
     known = latency_plot(on("h100-sxm", "llama-2-13b"), DOUBLINGS, 1024)
-    (line,) = _pale(known)
+    (line, beyond), (low, high) = _pale(known), batches("vllm")
+    shown = set(line.get_xdata()[~numpy.isnan(line.get_ydata())])
+    assert shown & set(DOUBLINGS) == {batch for batch in DOUBLINGS if low <= batch <= min(high, 70)}
+    assert dashes(line) != dashes(beyond)
     bound = max(known.axes[0].collections[0].get_paths()[0].vertices[:, 1].min(), 0.0)
-    assert (line.get_ydata() > bound).all()
+    assert numpy.nanmin(line.get_ydata()) > bound
+    assert unexplained(known) == faults(known) == []
     assert "expected, vllm" in describe(known)["legends"][0][2]
+    small = latency_plot(on("h100-sxm", "qwen2.5-0.5b"), DOUBLINGS, 1024)
+    assert [dashes(line) for line in _pale(small)] == [dashes(beyond)]
+    assert any("beyond what it was fitted to" in text for text in describe(small)["legends"][0])
     unknown = latency_plot(on("mi300x", "llama-2-13b"), DOUBLINGS, 1024)
     assert _pale(unknown) == []
     assert any(text.startswith("expected: mi300x has no calibrated kernels") for text in describe(unknown)["legends"][0])
