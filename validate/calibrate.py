@@ -106,7 +106,7 @@ def fit_scale(gpu: str, base: str) -> float:
         ]
         return float(numpy.abs(numpy.concatenate(logs)).mean())
 
-    return float(f"{minimize_scalar(error, bounds=(0.7, 1.6), method='bounded', options={'xatol': 1e-3}).x:.3g}")
+    return float(f"{minimize_scalar(error, bounds=(0.5, 2.0), method='bounded', options={'xatol': 1e-3}).x:.3g}")
 
 
 def number(value: float) -> str:

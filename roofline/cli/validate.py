@@ -195,7 +195,7 @@ def _calibrate(
     if base is not None:
         factor = fit_scale(name, load_accelerator(base).id) if scale else None
         changed = write(name, lambda date: borrowed(name, load_accelerator(base).id, factor, date), target)
-        out.note(f"{name}: constants of {base}" + (f", rates divided by {factor}" if factor else ""))
+        out.note(f"{name}: constants of {base}" + (f", cycles of 16-bit matmuls times {factor}" if factor else ""))
     else:
         found = calibrate(name, classes, watch=lambda families: out.watch(families, f"fitting {name}"))
         changed = write(name, lambda date: section(found, date), target, some=classes is not None)
@@ -347,7 +347,7 @@ def validate(
         str | None,
         typer.Option(help="calibrate: take the constants of this accelerator instead.", autocompletion=complete_gpus),
     ] = None,
-    scale: Annotated[bool, typer.Option("--scale", help="calibrate: with --base, fit one factor on achieved rates.")] = False,
+    scale: Annotated[bool, typer.Option("--scale", help="calibrate: with --base, fit one factor on 16-bit matmuls.")] = False,
     splits: Annotated[bool, typer.Option("--splits", help="calibrate: refit and score the harder splits, too.")] = False,
     serving: Annotated[bool, typer.Option("--serving", help="calibrate: fit the constants of servers instead.")] = False,
     folder: Annotated[str | None, typer.Option(help="calibrate: write to hardware files in this folder instead.")] = None,

@@ -1,8 +1,9 @@
 """Fitted constants of an accelerator, as its hardware file carries them, and what they predict.
 
 ``[calibration]`` names package, date and split, and for a device without constants of its own whose it takes (``base``)
-and one factor on achieved rates (``scale``); ``[calibration.<class>]`` for each time model one line per family of kernels:
-``name=rows fitted, error on held-out rows, constants`` in the order of that model in ``roofline.expected.registry``.
+and one factor on what SMs do in 16-bit matmuls (``scale``); ``[calibration.<class>]`` for each time model one line per
+family of kernels: ``name=rows fitted, error on held-out rows, constants`` in the order of that model in
+``roofline.expected.registry``.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any
 
 from roofline.accelerator import Accelerator, load_accelerator
 from roofline.errors import InputError, suggest
-from roofline.expected.gemm import SUSTAINED
+from roofline.expected.gemm import CACHED, GEMM, PORT, SUSTAINED
 from roofline.expected.model import Chip
 from roofline.expected.registry import MODELS
 
-RATES = ("memory", "matrix", "feed", "projection")
+SCALED = (PORT.name, CACHED.name)
+VOLTAGE = 3.0
+"""Power goes with the cube of the clock: once by itself, and twice by the voltage that follows it."""
 HEADER = ("package", "date", "split", "base", "scale")
 
 
@@ -66,26 +69,31 @@ def base_of(accelerator: Accelerator) -> str:
     return str(accelerator.calibration.get("base", accelerator.id))
 
 
-def scale_of(accelerator: Accelerator) -> float:
-    """How much less of its datasheet rates a device attains than the one whose constants it takes; 1 where not fitted."""
-    return float(accelerator.calibration.get("scale", 1.0))
+def scale_of(accelerator: Accelerator, model: str) -> float:
+    """How many cycles of a device do what one does of the one whose constants it takes; 1 where that is not fitted.
+
+    It is fitted on 16-bit matrix multiplications and holds for their time model alone: kernels of other libraries, with
+    passes that quantise beside them, do not follow it.
+    """
+    return float(accelerator.calibration.get("scale", 1.0)) if model == GEMM.name else 1.0
 
 
 def transferred(constants: Mapping[str, float], base: Chip, chip: Chip, scale: float = 1.0) -> dict[str, float]:
     """Constants of one device on another: datasheet rates swap by themselves, fixed times are cycles, so the clock swaps.
 
-    What the power limit leaves of the matrix units' rate in a long run goes by the watts that a device has per FLOP/s, up
-    to the whole rate. ``scale`` is the one number that is fitted: achieved fractions of memory, matrix units and cache are
-    divided by it.
+    What the power limit leaves of the matrix units' rate in a long run goes by the cube root of the watts that a device has
+    per FLOP/s, up to the whole rate. ``scale`` is the one number that is fitted (``scale_of``): fixed times are multiplied
+    by it, and what SMs take from the cache per clock divided.
     """
-    clocks, power = base.clock / chip.clock, chip.watts_per_flops / base.watts_per_flops
+    cycles = scale * base.clock / chip.clock
+    power = float((chip.watts_per_flops / base.watts_per_flops) ** (1.0 / VOLTAGE))
 
     def on_chip(name: str, value: float) -> float:
         if name == SUSTAINED.name:
             return min(max(value * power, SUSTAINED.low), SUSTAINED.high)
         if name.endswith("_us") and name != "host_us":
-            return value * clocks
-        return value / scale if name in RATES else value
+            return value * cycles
+        return value / scale if name in SCALED else value
 
     return {name: on_chip(name, value) for name, value in constants.items()}
 

@@ -42,6 +42,8 @@ COPIES = ("trtllm/cutlass", "trtllm/nongated")
 """Families whose kernels copy rows expert by expert and walk all experts of the rank, hit or not."""
 APART = ("sglang/fa3",)
 """Families whose kernels write keys and values of different widths one after the other."""
+WHOLE = ("DeepGemm", "deepgemm", "trtllm/fp8_block")
+"""Families whose kernels never split the inner dimension."""
 UNPACKED = ("trtllm/",)
 """Engines whose prefill kernels do not pack the query heads of a group into one tile."""
 TILES = (16, 32, 64, 128)
@@ -129,7 +131,7 @@ class Kernels:
             if operator in self.fused:
                 constants = {name: value for name, value in constants.items() if not name.startswith("quantise")}
         if own.accelerator.id != chip.accelerator.id:
-            constants = transferred(constants, own, chip, scale_of(self.accelerator))
+            constants = transferred(constants, own, chip, scale_of(self.accelerator, family.model))
         return family, constants
 
     def get(self, operator: str) -> tuple[Family, Callable[[Mapping[str, Any]], Any]]:
@@ -166,7 +168,7 @@ def matmul(kernels: Kernels, inputs: Any, outputs: Any, weight: Format, rows: Ca
     narrow = weight.unit != "bf16"
     fixed = {
         "unit": weight.unit, "input_bytes": INPUT_BYTES[weight.unit], "weight_bytes": float(weight.bits) / 8 if narrow else 2.0,
-        "menu": "by_rows" if any(name in family.name for name in BY_ROWS) else "library", "n": n, "k": k,
+        "menu": _menu(family.name), "n": n, "k": k,
     }  # fmt: skip
     stored = float(weight.bits) / 8 * n * k
 
@@ -176,6 +178,13 @@ def matmul(kernels: Kernels, inputs: Any, outputs: Any, weight: Format, rows: Ca
         return _works(m) * seconds({**fixed, "m": safe, "bytes": stored + 2.0 * (k + n) * safe})
 
     return family, run
+
+
+def _menu(family: str) -> str:
+    """Which tiles and splits a kernel of a family may take, as ``expected.gemm`` names them."""
+    if any(name in family for name in BY_ROWS):
+        return "by_rows"
+    return "whole" if any(name in family for name in WHOLE) else "library"
 
 
 def affine(part: Component) -> tuple[float, float]:

@@ -21,6 +21,12 @@ MICROSECOND = 1e-6
 EXPONENTIALS_PER_CLOCK = 16
 """Exponentials that the special-function units of one SM finish per clock (CUDA C++ programming guide, throughput table)."""
 MOST_CONSTANTS, MORE_FOR_QUANTISE = 8, 2
+PARTITIONED = ("sm_80", "sm_90", "sm_100", "sm_103")
+"""Architectures whose last-level cache lies in two partitions (NVIDIA A100, H100 and Blackwell architecture papers)."""
+HALVED = 0.6
+"""Share of a partitioned cache that holds distinct data: half where all lines lie twice, and a little more."""
+FIRST_WITH_PRODUCERS = 90
+"""The first architecture with a tensor memory accelerator (CUDA C++ programming guide, compute capability 9.0)."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,20 @@ class Chip:
     def l2(self) -> float:
         """Last-level cache [B], 0 where it is not known."""
         return float(self.accelerator.l2.value) if self.accelerator.l2 else 0.0
+
+    @cached_property
+    def resident(self) -> float:
+        """What stays in the last-level cache of data that come round again [B].
+
+        A cache in two partitions keeps lines that all SMs read in both of them.
+        """
+        return self.l2 * (HALVED if self.accelerator.architecture in PARTITIONED else 1.0)
+
+    @cached_property
+    def producers(self) -> bool:
+        """Whether warps of their own copy tiles, beside those that multiply: the tensor memory accelerator, from sm_90 on."""
+        name = self.accelerator.architecture
+        return not name.startswith("sm_") or int(name[3:]) >= FIRST_WITH_PRODUCERS
 
     @cached_property
     def exponentials(self) -> float:
