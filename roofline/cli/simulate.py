@@ -32,7 +32,6 @@ MOST_RUNS = 10_000
 OWN_DRAFTS = ("mtp", "eagle")
 """Drafts that are one layer like the target's last."""
 NOT_MODELLED = ("tokenisation and the network to the client", "failures and restarts", "host work beyond --step-overhead")
-BOUNDS = "step times are the datasheet's bounds, and a real server is slower: --engine vllm takes those of measured servers"
 Record = dict[str, Any]
 
 
@@ -338,7 +337,7 @@ def simulate(
     roofline simulate llama-3-8b --gpu h100-sxm --rate 4,8,16 --isl 1024 --osl 256 --ttft 1s --tpot 40ms
     """
     from roofline.cli.points import judged, variants
-    from roofline.cli.simulated import cells, verdicts
+    from roofline.cli.simulated import batches, bounds, cells, verdicts
     from roofline.configs.load import load_model
     from roofline.fanout import spread
     from roofline.serving.metrics import Objective
@@ -409,21 +408,13 @@ def simulate(
     loads = [job.load.words for job, record in zip(work, found, strict=True) if record is not None]
     for record in records if len(records) < len(work) else ():
         record["assumes"].append(f"{loaded.name} as it is does not fit and is left out")
-    said = [*verdicts(records, loads, out), *([] if engine else [BOUNDS])]
+    said = [*verdicts(records, loads, out), *bounds(records, engine)]
     out.note(*said, *([""] if said else []))
     out.records(records, lambda: cells(records, loads))
-    assumed = dict.fromkeys([*(line for r in records for line in r["assumes"]), *_batches(profile, records)])
+    assumed = dict.fromkeys([*(line for r in records for line in r["assumes"]), *batches(profile, records)])
     out.note("", *(f"assumes: {line}" for line in assumed))
     out.note(f"not modelled: {', '.join(dict.fromkeys(item for r in records for item in r['not_modelled']))}")
     return 1 if check and any(r["misses"] for r in records) else 0
-
-
-def _batches(profile: Profile | None, records: Sequence[Record]) -> tuple[str, ...]:
-    """Mean batches that leave the range of the calibrated times, in one sentence."""
-    from roofline.expected.serving import outside_batches
-
-    found = [r["mean_decode_batch"] for r in records if r["provenance"] != "datasheet" and r["mean_decode_batch"] is not None]
-    return outside_batches(profile.id, found) if profile and found else ()
 
 
 def _jobs(text: str) -> int:

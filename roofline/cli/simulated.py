@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roofline.cli.output import Cells, Output
 
+if TYPE_CHECKING:
+    from roofline.engines.profile import Profile
+
+BOUNDS = "step times are the datasheet's bounds, and a real server is slower"
 Record = dict[str, Any]
 
 
@@ -52,3 +56,18 @@ def verdicts(records: Sequence[Record], loads: Sequence[str], out: Output) -> It
             yield f"{where}: {out.paint('misses', 'red')} the objective: {'; '.join(r['misses'])}"
         if r["refused"]:
             yield f"{where}: {r['refused']:,} of {r['requests']:,} requests are refused: longer than the cache or max-model-len"
+
+
+def bounds(records: Sequence[Record], engine: str | None) -> list[str]:
+    """That step times are bounds, where all are, and what would give others."""
+    if any(r["provenance"] != "datasheet" for r in records):
+        return []
+    return [BOUNDS if engine else f"{BOUNDS}: --engine vllm takes those of measured servers"]
+
+
+def batches(profile: Profile | None, records: Sequence[Record]) -> tuple[str, ...]:
+    """Mean batches that leave the range of the calibrated times, in one sentence."""
+    from roofline.expected.serving import outside_batches
+
+    found = [r["mean_decode_batch"] for r in records if r["provenance"] != "datasheet" and r["mean_decode_batch"] is not None]
+    return outside_batches(profile.id, found) if profile and found else ()

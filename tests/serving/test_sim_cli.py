@@ -47,6 +47,9 @@ def test_a_simulation_answers_with_units_and_what_it_rests_on(cli: Callable[...,
 def test_the_first_line_says_what_step_times_are_where_no_engine_is_named(cli: Callable[..., Any]) -> None:
     assert cli(*DRAWN).out.startswith("step times are the datasheet's bounds, and a real server is slower: --engine vllm")
     assert cli(*DRAWN, "--engine", "vllm").out.split()[0] == "gpu"
+    assert cli(*DRAWN, "--engine", "vllm", "--bound").out.startswith(
+        "step times are the datasheet's bounds, and a real server is slower\n"
+    )
 
 
 def test_batches_beyond_those_measured_are_called_extrapolated(cli: Callable[..., Any]) -> None:
