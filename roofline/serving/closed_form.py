@@ -246,7 +246,7 @@ def steady(
     first = near.request + steps * (wave + beside)
     waved = client.wave > 0
     tpot = where(waved, decode + 0.5 * wave * maximum(running / together - 1.0, 0.0) / output, shared.tpot)
-    together_s = request + 0.5 * (running / together + 1.0) * wave
+    together_s = near.request + 0.5 * (running / together + 1.0) * wave
     ttft = where(waved, together_s, shared.ttft + (first - shared.ttft) / client.rounds)
     queue = maximum(concurrency / running - 1.0, 0.0) * (output * tpot + ttft)
     return Steady(client.held * decode + queue + ttft, tpot, shared.used, shared.meets)

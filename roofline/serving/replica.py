@@ -311,7 +311,8 @@ class Replica:
             size = min(request.target - request.computed, budget)
             chunks.append((request, size))
             budget -= size
-        if not self._pushed and len(self.waiting) and not (policy.scheduler == "static" and decoding.slots):
+        settled = not self._pushed or not self.running
+        if settled and len(self.waiting) and not (policy.scheduler == "static" and decoding.slots):
             self._admit(now, budget, chunks)
         if policy.stalls and not chunks:
             self._make_room()

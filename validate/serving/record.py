@@ -18,11 +18,10 @@ def _rounded(value: Any) -> Any:
 
 
 def write(path: Path = RECORD) -> None:
-    """Writes the report of the committed constants."""
+    """Writes the report of the committed constants; how the simulator agrees stays as ``benchmarks/closed_form.py`` found it."""
     from roofline.validate.serving.report import by_concurrency, data, refused, scores, with_suspects
-    from roofline.validate.serving.simulated import agreement, compared
+    from roofline.validate.serving.simulated import full
 
-    free, full = compared(False), compared(True)
     found = {
         "scores": [{name: _rounded(value) for name, value in score.record().items()} for score in scores()],
         "by_concurrency": [{name: _rounded(value) for name, value in vars(line).items()} for line in by_concurrency()],
@@ -31,10 +30,16 @@ def write(path: Path = RECORD) -> None:
         ],
         "left": [{"reason": rule.reason, "rows": rule.rows} for rule in data().rows.dropped if rule.rows],
         "experts_with_rows_that_left": _rounded(with_suspects()),
-        "simulated": {name: _rounded(value) for name, value in agreement(free).items()},
-        "full": [{name: _rounded(value) for name, value in vars(one).items()} for one in full],
+        "simulated": read(path)["simulated"],
+        "full": [{name: _rounded(value) for name, value in vars(one).items()} for one in full()],
     }
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def write_agreement(found: list[dict[str, Any]], path: Path = RECORD) -> None:
+    """Puts how far the closed form lies from the simulator, by engine, model and accelerator, into the record."""
+    lines = [{name: _rounded(value) for name, value in line.items()} for line in found]
+    path.write_text(json.dumps({**read(path), "simulated": lines}, indent=1) + "\n", encoding="utf-8")
 
 
 def read(path: Path = RECORD) -> dict[str, Any]:
@@ -79,20 +84,33 @@ declared priors (`roofline/expected/serving.py`), and written by `roofline valid
 
 def _simulated(record: dict[str, Any]) -> Iterator[str]:
     found = record["simulated"]
+    runs = sum(line["runs"] for line in found)
+    most = {name: max((line[f"{name}_most"] or 0.0) for line in found) for name in ("tpot", "ttft")}
     yield (
-        f"The discrete-event simulator on the same protocol (Llama-70B, {found['runs']} runs where nothing queues): the closed "
-        f"form is {_percent(found['tpot_apart'])} % apart per token (at most {_percent(found['tpot_most'])} %) and "
-        f"{_percent(found['ttft_apart'])} % to the first token (at most {_percent(found['ttft_most'])} %); the simulator itself "
-        f"errs {_percent(found['tpot_error'])} % per token and {_percent(found['ttft_error'])} % to the first token."
+        f"The discrete-event simulator beside the closed form, with the same step times, on all {runs:,} runs where nothing "
+        "queues (the cache holds all requests at their longest, the engine runs as many as there are clients, prompts leave two "
+        "thirds of all steps' budgets free where they come in waves, and one meets at most one other at the step that it joins): "
+        f"apart by at most {_percent(most['tpot'])} % per token and {_percent(most['ttft'])} % to the first token "
+        "(`benchmarks/closed_form.py`). Runs whose client is unknown are given InferenceX's in both, and compared per token only."
     )
     yield ""
+    headers = ("engine", "model", "gpu", "runs", "per token: apart", "most", "first token: apart", "most")
+    names = ("tpot_apart", "tpot_most", "ttft_apart", "ttft_most")
+    yield from _table(headers, (
+        [line["engine"], line["model"], line["gpu"], line["runs"],
+         *("" if line[name] is None else _percent(line[name]) for name in names)]
+        for line in found
+    ))  # fmt: skip
     yield (
         "Where all clients together fill the cache: seconds to first token and milliseconds per token. TensorRT-LLM admits a "
-        "request only with room for its whole output, vLLM as soon as its prompt fits. The H100 servers held half of the tokens "
-        "that the 8-bit cache of their launch script would have held, and are taken for 16-bit ones (`rows.toml` has the count)."
+        "request only with room for its whole output, vLLM as soon as its prompt fits, SGLang with room for its whole output and "
+        "0.7 to 0.098 of what the others may still write. The H100 servers of Llama-70B held half of the tokens that the 8-bit "
+        "cache of their launch script would have held, and are taken for 16-bit ones; those of Qwen3-32B under SGLang held what "
+        "0.8 of the memory leaves, not its default (`rows.toml` has both counts)."
     )
     yield ""
-    headers = (
+    columns = (
+        "model",
         "gpu",
         "engine",
         "tp",
@@ -106,9 +124,10 @@ def _simulated(record: dict[str, Any]) -> Iterator[str]:
         "closed",
         "simulated",
     )
-    yield from _table(headers, (
+    yield from _table(columns, (
         [
-            one["gpu"], one["engine"], one["tp"], f"{one['isl']}, {one['osl']}", one["clients"], f"{one['running']:.0f}",
+            one["model"], one["gpu"], one["engine"], one["tp"], f"{one['isl']}, {one['osl']}", one["clients"],
+            f"{one['running']:.0f}",
             *(f"{one[f'{kind}_ttft']:.1f}" for kind in ("measured", "closed", "simulated")),
             *(f"{1e3 * one[f'{kind}_tpot']:.1f}" for kind in ("measured", "closed", "simulated")),
         ]
