@@ -21,7 +21,7 @@ from roofline.validate.silicon.suite import bound, chip_of, frames
 ROWS = 2500
 """Most rows of a refit."""
 HIDDEN = {
-    "decode": ("memory", "overlap", "block_us"), "gemm_q": ("memory", "matrix", "quantise"),
+    "decode": ("memory", "overlap", "block_us", "cache_bytes"), "gemm_q": ("memory", "matrix", "quantise"),
     "latent_decode": ("memory", "matrix", "overlap"),
     "module_decode_q": ("memory", "matrix", "overlap"), "sparse_decode_q": ("memory", "matrix", "overlap"),
 }  # fmt: skip
