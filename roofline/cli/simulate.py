@@ -17,8 +17,6 @@ from roofline.cli.traffic_options import TRAFFIC_OPTIONS, Load, Traffic, number,
 from roofline.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from roofline.accelerator import Accelerator
     from roofline.allocation import Settings
     from roofline.cli.points import Variant
