@@ -6,24 +6,23 @@
 # objective (SLO), and both end in a command that can be pasted and a price per million tokens.
 
 # %%
+from dataclasses import replace
+
 import roofline
-from roofline.allocation import Settings
 from roofline.cli.output import table
 from roofline.engines.documented import load_server
-from roofline.engines.profile import load_engine
 from roofline.planner.ceilings import ceilings
 from roofline.planner.demand import demand
 from roofline.planner.launch import launches
 from roofline.planner.search import frontier
 from roofline.planner.sensitivity import label, sensitivity
 from roofline.planner.solve import Question, solve
+from roofline.planner.verify import Replay
 from roofline.plots import lines_plot
 from roofline.serving.lengths import SHAPES, parse_length
-from roofline.serving.metrics import Objective, Result
-from roofline.serving.server import Options, make_server
-from roofline.serving.workload import synthetic
+from roofline.serving.metrics import Objective
 
-engine, most = load_engine("vllm"), 32
+most = 32
 gpus = [roofline.load_accelerator(name) for name in ("h100-sxm", "h200-sxm")]
 
 
@@ -82,43 +81,35 @@ for flip in sensitivity(found.plans, chat, slo, answer.rents, most, {}, chosen):
 # %% [markdown]
 # ## What the plan assumed
 #
-# Every request had the same lengths. People are not like that, so let the simulator draw lengths with long tails and the same
-# means, and serve them request by request on the plan, and on one instance more.
-
+# Every request had the same lengths. People are not like that. The same question for lengths with long tails and the same means:
+# the closed form takes their mean and spread, the simulator draws them.
 
 # %%
-def serve(plan, drawn, instances, objective, prefix_cache=False):
-    """What a plan's instances make of drawn requests."""
-    settings = Settings(max_model_len=65536, batched_tokens=plan.budget, sequences=plan.batch)
-    options = Options(replicas=instances, prefix_cache=prefix_cache)
-    server = make_server(plan.setup.deployment, drawn, engine=engine, settings=settings, options=options)
-    return Result(server.serve(drawn), objective, server.gpus)
+people = replace(chat, prompt=parse_length("lognormal:1500:0.8", "isl"), output=parse_length("lognormal:300:0.6", "osl"))
+drawn = solve(Question("llama-3.1-70b", people, slo, gpus, most=most, disaggregation=False, shown=1))
+crowd = drawn.chosen.confirmed[0]
 
 
-def row(name, result):
-    figures = result.to_dict()
-    share = f"{figures['prefix_hit_share']:.0%}"
-    tail = f"{figures[f'ttft_p{result.objective.percentile:g}_s']:.2f}"
-    return [name, result.gpus, tail, f"{figures['tpot_mean_s'] * 1e3:.1f}", share, "yes" if result.meets else "no"]
+def row(name, choice):
+    plan, verdict = choice.plan, choice.verdict
+    tail, pace = f"{verdict.ttft_high_s:.2f}", f"{verdict.tpot_s * 1e3:.1f}"
+    return [name, label(plan), plan.gpus, tail, pace, f"{verdict.hits:.0%}", f"{plan.usd_per_hour:.2f}"]
 
 
-people = synthetic(
-    800, parse_length("lognormal:1500:0.8", "isl"), parse_length("lognormal:300:0.6", "osl"), rate=chat.rate, seed=1,
-    longest=16384,
-)  # fmt: skip
-real = {n: serve(best, people, n, slo) for n in (best.instances, best.instances + 1)}
-headers = ["served by", "GPUs", "TTFT p99 s", "TPOT ms", "of prompts cached", "meets"]
-print(table(headers, [row(f"{n} instances", result) for n, result in real.items()]))
+headers = ["requests", "deployment", "GPUs", "TTFT tail s", "TPOT ms", "cached", "USD/h"]
+print(table(headers, [row("all alike", chosen.confirmed[0]), row("long tails", crowd)]))
 
 # %% [markdown]
-# The tail of the prompts is the tail of the first tokens. Whether the margin is worth an instance is a question of what a
-# slow answer costs; the command is the same, started once more.
+# The tail of the prompts is the tail of the first tokens. Every plan comes with the command that starts it, and with the
+# `roofline simulate` command that says what the simulator said of it, to the last bit: one instance under its share of the load.
 
 # %%
-(chat_launch,) = launches(best, answer.launch_model, 16384, answer.stored)
-chat_usd = usd_per_mtok(best, chat.rate * chat.osl)
+(chat_launch,) = launches(crowd.plan, drawn.launch_model, drawn.question.load.longest, drawn.stored)
+chat_usd = usd_per_mtok(crowd.plan, people.rate * people.osl)
 print(f"# {chat_launch.instances} of these behind a load balancer, {chat_usd:.2f} USD per million output tokens")
 print(chat_launch.command)
+replay = Replay(crowd.plan, drawn.question.load, slo, drawn.question.requests)
+print(" ".join(replay.words("llama-3.1-70b", drawn.stored)))
 
 # %% [markdown]
 # ## The agent
@@ -129,71 +120,28 @@ print(chat_launch.command)
 # 40 ms. A mean prompt has tens of thousands of tokens, nearly all of which the server has seen a moment ago.
 
 # %%
-steps, sessions_per_s, limits = SHAPES["coding-step"], 0.15, Objective(ttft_s=3.0, tpot_s=0.04, percentile=95.0)
-
-
-def sessions(rate, number=40):
-    return synthetic(
-        12 * number, steps.prompt, steps.output, rate=rate, turns=12, think_s=5.0, prefix=6000, seed=1, longest=65536
-    )  # fmt: skip
-
-
-drawn = sessions(sessions_per_s)
-per_session, prompt, output = len(drawn) / 40, int(drawn.prompt.mean()), int(drawn.output.mean())
-print(f"{per_session:.1f} steps a session, {prompt:,} tokens of prompt and {output} of output a step")
+steps, limits = SHAPES["coding-step"], Objective(ttft_s=3.0, tpot_s=0.04, percentile=95.0)
+agent = demand(steps.prompt, steps.output, rate=0.15, prefix=6000, turns=12, think_s=5.0, kept=True, most=65536)
+print(f"{agent.requests:.1f} steps a session, {agent.isl:,} tokens of prompt and {agent.osl} of output a step")
+print(f"{agent.lengths().fresh:,.0f} tokens of a prompt are new, if the cache has kept the rest")
 
 # %% [markdown]
-# The planner knows no prefix caches: it takes these prompts as new, each time. That is the answer for a server without one.
+# Two plans for it: for servers that keep prefixes, and for servers that compute every prompt whole. A session stays with its
+# instance; what was used least recently makes room, so that a cache that is too small forgets sessions while a tool runs.
 
 # %%
-agent = demand(isl=prompt, osl=output, rate=sessions_per_s * per_session)
-cold = solve(Question("llama-3.1-70b", agent, limits, gpus, most=most, disaggregation=False, shown=1, requests=400))
-cold_plan = cold.chosen.confirmed[0].plan
-print(f"without a prefix cache: {label(cold_plan)}, {cold_plan.gpus} GPUs, {cold_plan.usd_per_hour:.2f} USD/h")
-
-# %% [markdown]
-# The simulator has real block tables. One instance that keeps prefixes, of the sizes that the search came upon until one is
-# enough, against the cold plan without:
-
-# %%
-by_size = {one.setup.gpus: one for one in reversed(cold.found.plans) if one.setup.accelerator == cold_plan.setup.accelerator}
-kept = {}
-for size, one in sorted(by_size.items()):
-    kept[size] = serve(one, drawn, 1, limits, prefix_cache=True)
-    if kept[size].meets:
-        break
-lost = serve(cold_plan, drawn, cold_plan.instances, limits)
-rows = [row(f"{label(by_size[size].with_instances(1))}, prefixes kept", result) for size, result in kept.items()]
-print(
-    table(
-        ["served by", "GPUs", "TTFT p95 s", "TPOT ms", "cached", "meets"], [*rows, row(f"{label(cold_plan)}, nothing kept", lost)]
-    )
+warm, cold = (
+    solve(Question("llama-3.1-70b", load, limits, gpus[1:], most=most, disaggregation=False, shown=1, requests=100))
+    for load in (agent, replace(agent, kept=False))
 )
-
-# %% [markdown]
-# How many agents can it take?
-
-# %%
-enough = max(kept)
-agent_plan = by_size[enough].with_instances(1)
-crowds = (10, 30, 60)
-tails = {
-    name: [(n, serve(agent_plan, sessions(n / 100, n), 1, limits, keeps).to_dict()["ttft_p95_s"]) for n in crowds]
-    for name, keeps in (("prefixes kept", True), ("nothing kept", False))
-}
-lines_plot(
-    tails, x="Agents that start within 100 seconds", y="TTFT, 95th percentile [s]", y_scale="log10",
-    title="How many agents one instance takes",
-    level=(limits.ttft_s, "the SLO"), note=f"{label(agent_plan)}; sessions of up to 12 steps",
-)  # fmt: skip
+warm_plan, cold_plan = warm.chosen.confirmed[0].plan, cold.chosen.confirmed[0].plan
+print(table(headers, [row("prefixes kept", warm.chosen.confirmed[0]), row("nothing kept", cold.chosen.confirmed[0])]))
 
 # %%
-(agent_launch,) = launches(agent_plan, answer.launch_model, 65536, answer.stored)
-words = (*agent_launch.words, "--enable-prefix-caching")
-load_server("vllm").check(words)
-agent_usd = usd_per_mtok(agent_plan, agent.rate * agent.osl)
+(agent_launch,) = launches(warm_plan, warm.launch_model, agent.longest, warm.stored, kept=True)
+agent_usd = usd_per_mtok(warm_plan, agent.request_rate * agent.osl)
 print(f"# {agent_usd:.2f} USD per million output tokens, {agent_usd * agent.osl / agent.length:.3f} per million of all")
-print(" ".join(words))
+print(agent_launch.command)
 
 # %% [markdown]
 # An agent's output token costs more than a chat's, although nearly all of its prompts are free: what is left is long contexts
@@ -206,16 +154,13 @@ verdict = chosen.confirmed[0].verdict
 assert verdict.ttft_high_s <= slo.ttft_s
 assert verdict.tpot_s <= slo.tpot_s
 assert best.gpus <= 16
-assert load_server("vllm").check(chat_launch.words)["max_num_seqs"] == best.batch
-tail = {n: result.to_dict()["ttft_p99_s"] for n, result in real.items()}
-assert tail[best.instances] > verdict.ttft_high_s
-assert tail[best.instances + 1] < tail[best.instances]
-assert real[best.instances + 1].meets
-assert kept[enough].to_dict()["prefix_hit_share"] > 0.8
-assert cold_plan.gpus >= 2 * agent_plan.gpus
-assert kept[enough].meets
-assert all(dict(tails["nothing kept"])[n] > 3 * dict(tails["prefixes kept"])[n] for n in crowds)
+assert load_server("vllm").check(chat_launch.words)["max_num_seqs"] == crowd.plan.batch
+assert crowd.verdict.ttft_high_s <= slo.ttft_s
+assert crowd.verdict.ttft_high_s > verdict.ttft_high_s
+assert warm.chosen.confirmed[0].verdict.hits > 0.8
+assert cold_plan.gpus >= 2 * warm_plan.gpus
+assert "--enable-prefix-caching" in agent_launch.words
 assert 0.5 < chat_usd < 5
 assert agent_usd > chat_usd
 print(f"chat {chat_usd:.2f}, agent {agent_usd:.2f} USD per million output tokens;", end=" ")
-print(f"agents without a prefix cache: {cold_plan.gpus} GPUs instead of {agent_plan.gpus}")
+print(f"agents without a prefix cache: {cold_plan.gpus} GPUs instead of {warm_plan.gpus}")
