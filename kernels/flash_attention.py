@@ -24,14 +24,13 @@ from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, check, check_heads, check_starts, check_tile, within
 from roofline.kernels.device import Device, current, of
+from roofline.kernels.masks import MASKS, attention, visible
 from roofline.kernels.parts import tolerance
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors
 from roofline.kernels.tiling import power_of_two
 from roofline.kernels.types import NAMES, TYPES, Source
 from roofline.numeric import ceil_div
 from roofline.work import Ragged, Work
-
-MASKS = ("causal", "window", "chunk", "full", "block")
 
 
 @triton.jit
@@ -94,8 +93,8 @@ def attend(
 
 @triton.jit
 def flash_attention_kernel(
-    q, k, v, sinks, out, q_starts, k_starts, scale, size, N: tl.constexpr, K: tl.constexpr,
-    H: tl.constexpr, V: tl.constexpr, H1: tl.constexpr, H2: tl.constexpr, VP: tl.constexpr,
+    q, k, v, sinks, out, q_starts, k_starts, scale, size, Q_ROW: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, V: tl.constexpr, H1: tl.constexpr, H2: tl.constexpr, VP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """A tile of BM queries of one head of one sequence; the last tiles, which see most keys, start first."""
@@ -114,7 +113,7 @@ def flash_attention_kernel(
     positions = keys - T + row
     first = tl.arange(0, H1)
     value = tl.arange(0, VP)
-    q_at = q + ((q_start + row[:, None]).to(tl.int64) * N + head) * H
+    q_at = q + (q_start + row[:, None]).to(tl.int64) * Q_ROW + head * H
     q1 = tl.load(q_at + first[None, :], mask=(row[:, None] < T) & (first[None, :] < H), other=0.0)
     q2 = q1
     if H2 > 0:
@@ -139,8 +138,8 @@ def flash_attention_kernel(
     open_low = tl.minimum(low + tl.cdiv(open_low - low, BN) * BN, high)
     open_high = tl.maximum(open_low, low + (open_high - low) // BN * BN)
     group: tl.constexpr = N // K
-    k_at = k + (k_start.to(tl.int64) * K + head // group) * H
-    v_at = v + (k_start.to(tl.int64) * K + head // group) * V
+    k_at = k + k_start.to(tl.int64) * K_ROW + head // group * H
+    v_at = v + k_start.to(tl.int64) * V_ROW + head // group * V
     peak = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     sums = tl.zeros((BM, VP), tl.float32)
@@ -149,15 +148,15 @@ def flash_attention_kernel(
         total = tl.full((BM,), 1.0, tl.float32)
     if MASK == "window" or MASK == "chunk":
         peak, total, sums = attend(
-            q1, q2, k_at, v_at, K * H, K * V, positions, low, open_low, peak, total, sums, scale, size,
+            q1, q2, k_at, v_at, K_ROW, V_ROW, positions, low, open_low, peak, total, sums, scale, size,
             H, V, H1, H2, VP, BN, MASK, True, CAP,
         )  # fmt: skip
     peak, total, sums = attend(
-        q1, q2, k_at, v_at, K * H, K * V, positions, open_low, open_high, peak, total, sums, scale, size,
+        q1, q2, k_at, v_at, K_ROW, V_ROW, positions, open_low, open_high, peak, total, sums, scale, size,
         H, V, H1, H2, VP, BN, MASK, False, CAP,
     )  # fmt: skip
     peak, total, sums = attend(
-        q1, q2, k_at, v_at, K * H, K * V, positions, open_high, high, peak, total, sums, scale, size,
+        q1, q2, k_at, v_at, K_ROW, V_ROW, positions, open_high, high, peak, total, sums, scale, size,
         H, V, H1, H2, VP, BN, MASK, True, CAP,
     )  # fmt: skip
     result = sums / tl.where(total > 0, total, 1.0)[:, None]
@@ -203,7 +202,8 @@ def flash_attention(
     """Attention of a ragged batch; returns ``[tokens, N, V]``.
 
     Args:
-        q: ``[tokens, N, H]``. k, v: ``[keys, K, H]`` and ``[keys, K, V]``; the queries are the last positions.
+        q: ``[tokens, N, H]``. k, v: ``[keys, K, H]`` and ``[keys, K, V]``; the queries are the last positions. Rows may lie
+            apart, as in slices of what one projection gives for all three.
         q_starts, k_starts: int32 ``[B + 1]``: where each sequence's rows begin, and the end. longest: most queries of one.
         mask, size: one of ``MASKS`` and its window, chunk or block. scale: of the scores, ``H ** -0.5`` by default.
         soft_cap: scores become ``soft_cap tanh(score / soft_cap)``; 0 for none. sinks: a logit per head that joins the softmax.
@@ -211,10 +211,10 @@ def flash_attention(
 
     A query that sees no key gets zeros. Raises InputError for arguments that do not fit each other.
     """
-    check("q", q, (None, None, None), FLOATING)
-    check("v", v, (None, None, None), (q.dtype,), q)
+    check("q", q, (None, None, None), FLOATING, strides="rows")
+    check("v", v, (None, None, None), (q.dtype,), q, "rows")
     (tokens, N, H), (keys, K, V) = q.shape, v.shape
-    check("k", k, (keys, K, H), (q.dtype,), q)
+    check("k", k, (keys, K, H), (q.dtype,), q, "rows")
     check("sinks", sinks, (N,), FLOATING, q)
     if check_starts("q_starts", q_starts, tokens, longest, q) != check_starts("k_starts", k_starts, keys, None, q):
         raise InputError(f"k_starts: {len(k_starts)} of them, and {len(q_starts)} of q_starts; both cut the same batch")
@@ -231,8 +231,9 @@ def flash_attention(
         if tiles:
             check_tile("tiles", cut.warps, cut.BM * (power_of_two(V, 16) + cut.BN), BM=cut.BM, BN=cut.BN)
         flash_attention_kernel[(ceil_div(longest, cut.BM), N, len(q_starts) - 1)](
-            q, k, v, sinks, out, q_starts, k_starts, H**-0.5 if scale is None else scale, size, N=N, K=K, H=H, V=V, H1=H1, H2=H2,
-            VP=power_of_two(V, 16), BM=cut.BM, BN=cut.BN, MASK=mask, CAP=soft_cap,
+            q, k, v, sinks, out, q_starts, k_starts, H**-0.5 if scale is None else scale, size, Q_ROW=q.stride(0),
+            K_ROW=k.stride(0), V_ROW=v.stride(0), N=N, K=K, H=H, V=V, H1=H1, H2=H2, VP=power_of_two(V, 16),
+            BM=cut.BM, BN=cut.BN, MASK=mask, CAP=soft_cap,
             num_warps=cut.warps, num_stages=cut.stages,
         )  # fmt: skip
     return out
@@ -240,7 +241,7 @@ def flash_attention(
 
 @dataclass(frozen=True)
 class Prefill(Case):
-    """``batch``: (new tokens, cached tokens) of each sequence; heads and widths; mask and its size."""
+    """``batch``: (new tokens, cached tokens) of each sequence; heads, widths, mask and its size; ``gap``: heads between rows."""
 
     batch: tuple[tuple[int, int], ...]
     N: int
@@ -251,6 +252,7 @@ class Prefill(Case):
     size: int = 0
     sinks: bool = False
     soft_cap: float = 0.0
+    gap: int = 0
     tiles: Tiles | None = None
 
     @property
@@ -273,43 +275,19 @@ def inputs(case: Prefill, device: str) -> Tensors:
     """Queries of every sequence, keys and values of cached and new tokens."""
     source = Source(case.name, device)
     new, whole = [T for T, _ in case.batch], [T + S for T, S in case.batch]
+
+    def rows(number: int, heads: int, width: int) -> torch.Tensor:
+        return source.normal(number, heads + case.gap, width, dtype=case.dtype)[:, :heads]
+
     return {
-        "q": source.normal(sum(new), case.N, case.H, dtype=case.dtype),
-        "k": source.normal(sum(whole), case.K, case.H, dtype=case.dtype),
-        "v": source.normal(sum(whole), case.K, case.values, dtype=case.dtype),
+        "q": rows(sum(new), case.N, case.H),
+        "k": rows(sum(whole), case.K, case.H),
+        "v": rows(sum(whole), case.K, case.values),
         "q_starts": source.integers(starts(new)),
         "k_starts": source.integers(starts(whole)),
         "longest": max(new),
         "sinks": source.normal(case.N, dtype=case.dtype) if case.sinks else None,
     }
-
-
-def visible(mask: str, size: int, T: int, S: int) -> torch.Tensor:
-    """Which of S + T keys each of T queries sees: bool ``[T, S + T]``."""
-    query, key = S + torch.arange(T)[:, None], torch.arange(S + T)[None, :]
-    return {
-        "causal": key <= query,
-        "window": (key <= query) & (key > query - size),
-        "chunk": (key <= query) & (key >= query // max(1, size) * size),
-        "full": key >= 0,
-        "block": key < (query // max(1, size) + 1) * size,
-    }[mask].expand(T, S + T)
-
-
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float,
-    sinks: torch.Tensor | None = None, soft_cap: float = 0.0,
-) -> torch.Tensor:  # fmt: skip
-    """Attention of one sequence in float64: q [T, N, H], k [keys, K, H], v [keys, K, V], seen [T, keys]."""
-    group = q.shape[1] // k.shape[1]
-    keys, values = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
-    scores = torch.einsum("tnh,snh->nts", q.double(), keys) * scale
-    if soft_cap:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    scores = scores.masked_fill(~seen, float("-inf"))
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)], 2)
-    return torch.einsum("nts,snv->tnv", torch.softmax(scores, 2)[:, :, : len(k)], values)
 
 
 def reference(case: Prefill, tensors: Tensors) -> Tensors:
@@ -426,6 +404,7 @@ CASES = (
     Prefill("odd-widths", "fp16", ((21, 4),), 3, 1, 40, V=24, tiles=SMALL),
     Prefill("single", "fp32", ((50, 0), (17, 9)), 4, 4, 64, tiles=SMALL),
     Prefill("one-token", "fp32", ((1, 0),), 2, 1, 16, tiles=SMALL),
+    Prefill("rows-apart", "bf16", ((33, 6), (3, 1)), 4, 2, 32, V=16, gap=3, tiles=SMALL),
 )
 LONG, KERNEL = ((4096, 0),) * 4, {"flash_attention_kernel": "HGMMA"}
 BUILDS = (

@@ -20,7 +20,8 @@ from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, NARROW, check, check_heads, check_pages, check_tile, within
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.flash_attention import attention, soft_capped, visible
+from roofline.kernels.flash_attention import soft_capped
+from roofline.kernels.masks import attention, visible
 from roofline.kernels.parts import (
     Parts,
     begin,
@@ -281,15 +282,20 @@ def expected(case: Decode, tensors: Tensors) -> Expected:
 
 
 def library(case: Decode, tensors: Tensors) -> Any:
-    """torch's scaled_dot_product_attention over contiguous keys: what it costs without pages."""
-    S, T = case.cached[0], case.T
-    if any(one != S for one in case.cached) or T > 1 or case.window or case.sinks or case.soft_cap or case.kv:
+    """torch's scaled_dot_product_attention over contiguous keys of the queries' type: what it costs without pages and 8 bits."""
+    S, T, kind = case.cached[0], case.T, tensors["q"].dtype
+    if any(one != S for one in case.cached) or case.window or case.sinks or case.soft_cap or case.tree:
         return None
-    rows = [(tensors[name], tensors["table"].long()) for name in ("k_cache", "v_cache")]
-    k, v = (cache[row].flatten(1, 2)[:, : S + T].transpose(1, 2).contiguous() for cache, row in rows)
-    q = tensors["q"].transpose(1, 2).contiguous()
+
+    def rows(name: str) -> torch.Tensor:
+        pages = (tensors[f"{name}_cache"][row] for row in tensors["table"].long())
+        wide = [held.flatten(0, 1)[: S + T].to(kind) * tensors[f"{name}_scale"] for held in pages]
+        return torch.stack(wide).transpose(1, 2).contiguous()
+
+    k, v, q = rows("k"), rows("v"), tensors["q"].transpose(1, 2).contiguous()
+    seen = visible("causal", 0, T, S).to(q.device) if T > 1 else None
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    return lambda: sdpa(q, k, v, enable_gqa=case.N != case.K)
+    return lambda: sdpa(q, k, v, attn_mask=seen, enable_gqa=case.N != case.K)
 
 
 ONE, FOUR = Parts(16, 1), Parts(16, 4)

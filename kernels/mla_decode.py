@@ -16,7 +16,6 @@ import triton.language as tl
 from roofline.kernels import buffers
 from roofline.kernels.arguments import check_tile
 from roofline.kernels.device import current, of
-from roofline.kernels.flash_attention import visible
 from roofline.kernels.flash_decoding import contiguous
 from roofline.kernels.latent_cache import (
     DEEPSEEK,
@@ -29,6 +28,7 @@ from roofline.kernels.latent_cache import (
     stored,
     views,
 )
+from roofline.kernels.masks import visible
 from roofline.kernels.parts import (
     Blocks,
     begin,

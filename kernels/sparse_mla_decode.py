@@ -207,10 +207,11 @@ def expected(case: Selected, tensors: Tensors) -> Expected:
 
 
 def library(case: Selected, tensors: Tensors) -> Any:
-    """torch: the selected entries gathered, then scaled_dot_product_attention over them."""
-    if case.packed or case.T > 1 or case.k > min(case.cached) + 1:
+    """torch: the selected 16-bit entries gathered, then scaled_dot_product_attention over them."""
+    if case.T > 1 or case.k > min(case.cached) + 1:
         return None
-    entries, selected, q = tensors["cache"].flatten(0, 1), tensors["selected"][:, 0].long(), tensors["q"].transpose(1, 2)
+    q, selected = tensors["q"].transpose(1, 2), tensors["selected"][:, 0].long()
+    entries = stored(case, tensors["cache"]).flatten(0, 1).to(q.dtype)
     slots = torch.gather(tensors["table"].long(), 1, selected // case.page) * case.page + selected % case.page
     sdpa = torch.nn.functional.scaled_dot_product_attention
 

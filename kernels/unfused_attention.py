@@ -18,7 +18,7 @@ from roofline.errors import InputError
 from roofline.kernels import buffers
 from roofline.kernels.arguments import FLOATING, check, check_tile, within
 from roofline.kernels.device import Device, current, of
-from roofline.kernels.flash_attention import attention, visible
+from roofline.kernels.masks import attention, visible
 from roofline.kernels.spec import EVERYWHERE, Build, Case, Expected, Launch, Moved, Spec, Tensors, Tolerance
 from roofline.kernels.tiling import Tiles, power_of_two
 from roofline.kernels.types import NAMES, TYPES, Source

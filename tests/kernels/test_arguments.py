@@ -15,12 +15,13 @@ from triton.runtime import interpreter
 from roofline.errors import InputError
 from roofline.kernels import arguments, paged_cache
 from roofline.kernels.flash_attention import Tiles as Blocks
-from roofline.kernels.flash_attention import attention, flash_attention, visible
+from roofline.kernels.flash_attention import flash_attention
 from roofline.kernels.flash_decoding import Decode, flash_decoding
 from roofline.kernels.flash_decoding import inputs as decode_inputs
 from roofline.kernels.gated_mlp import gate_up
 from roofline.kernels.gemm import gemm
 from roofline.kernels.grouped_gemm import grouped_gemm
+from roofline.kernels.masks import attention, visible
 from roofline.kernels.parts import Parts
 from roofline.kernels.registry import load_all
 from roofline.kernels.rmsnorm import rmsnorm
@@ -191,6 +192,16 @@ def test_rows_that_lie_apart_are_read_where_a_kernel_says_so() -> None:
     with counting():
         assert torch.equal(gate_up(wide[:, :24], weight), gate_up(wide[:, :24].contiguous(), weight))
         assert torch.equal(gemm(wide[:, :24], weight.T), gemm(wide[:, :24].contiguous(), weight.T))
+
+
+def test_queries_keys_and_values_of_one_projection_need_no_copies() -> None:
+    """A fused projection gives rows of 4 + 2 + 2 heads."""
+    both = torch.randn(9, 8, 16)
+    q, k, v = both.split([4, 2, 2], 1)
+    with counting():
+        fused = flash_attention(q, k, v, integers(0, 9), integers(0, 9), 9, tiles=BLOCKS)
+        apart = flash_attention(*(x.contiguous() for x in (q, k, v)), integers(0, 9), integers(0, 9), 9, tiles=BLOCKS)
+    assert torch.equal(fused, apart)
 
 
 def test_extreme_filters_keep_the_likeliest_token_and_infinite_logits_take_the_whole_mass() -> None:

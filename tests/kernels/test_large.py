@@ -92,7 +92,7 @@ NARROW = [
     Mutant("paged_cache", "32 bits", "slot = tl.load(slots + token).to(tl.int64)", "slot = tl.load(slots + token)", "", ""),
     Mutant("flash_decoding", "32 bits", "mask=inside, other=0).to(tl.int64)", "mask=inside, other=0)", "", ""),
     Mutant("flash_attention", "32 bits row", "key[None, :].to(tl.int64) * k_row", "key[None, :] * k_row", "", ""),
-    Mutant("flash_attention", "32 bits start", "k_at = k + (k_start.to(tl.int64) * K", "k_at = k + (k_start * K", "", ""),
+    Mutant("flash_attention", "32 bits start", "k_at = k + k_start.to(tl.int64) * K_ROW", "k_at = k + k_start * K_ROW", "", ""),
 ]  # fmt: skip
 
 

@@ -29,13 +29,20 @@ WITHOUT = {"csa_compress", "hca_compress", "gated_delta_chunk", "mamba2_chunk", 
 NEEDS_CUDA = {"gemm_fp8_block": "torch scales blocks of fp8 on a GPU only"}
 DRAWS = {"sampling": "two generators draw different tokens"}
 OWN: dict[str, list[Case]] = {
-    "sparse_mla_decode": [Selected("own", "bf16", (40, 40), 5, 128, 32, page=16, k=13)],
+    "sparse_mla_decode": [
+        Selected("own", "bf16", (40, 40), 5, 128, 32, page=16, k=13),
+        Selected("own-packed", "bf16", (30, 20), 5, 128, 32, page=16, packed=True, k=9),
+    ],
     "compressed_attention": [
         Compressed("own", "bf16", (70, 70), 6, 64, 12, 4, k=9, page=8),
         Compressed("own-all", "bf16", (50,), 5, 128, 7, 3, page=8, packed=True, sinks=False),
     ],
     "mla_decode": [Dense("own", "bf16", (30, 30), 5, 128, 32, page=16, packed=True)],
-    "flash_decoding": [Decode("own", "bf16", (40, 40), 4, 2, 32)],
+    "flash_decoding": [
+        Decode("own", "bf16", (40, 40), 4, 2, 32),
+        Decode("own-verify", "bf16", (21, 21), 4, 2, 32, T=4),
+        Decode("own-fp8", "bf16", (33,), 4, 2, 64, kv="fp8"),
+    ],
     "dsa_indexer": [Index("own", "bf16", (60, 60), 3, 128, "fp8", page=16)],
     "topk_select": [Choice("own", "fp32", (90, 90), 12)],
 }

@@ -17,8 +17,8 @@ from roofline.errors import InputError
 from roofline.kernels import flash_decoding as decoding
 from roofline.kernels import paged_cache
 from roofline.kernels.buffers import poisoned
-from roofline.kernels.flash_attention import attention, visible
 from roofline.kernels.flash_decoding import Decode, flash_decoding
+from roofline.kernels.masks import attention, visible
 from roofline.kernels.pages import PageTable
 from roofline.kernels.parts import Parts, parts_for
 from roofline.validate.counted import counting
