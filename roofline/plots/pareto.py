@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from roofline.errors import InputError
 from roofline.inference import Deployment
 from roofline.plots.curves import source_of
-from roofline.plots.expected import ENGINE, expected_of
+from roofline.plots.expected import ENGINE, Expected, expected_of
 from roofline.plots.labels import Label, place
 from roofline.plots.style import (
     COLOURS,
+    EXTRAPOLATED,
     GREY,
     LIKELY,
     LIKELY_MARK,
@@ -100,9 +101,10 @@ def pareto_plot(
 ) -> Figure:  # fmt: skip
     """Tokens per second of one user against those of one GPU: the frontier of each case over its deployments and batches.
 
-    The line is the frontier at the bound, the band reaches down to that without overlap, the thick pale line with small marks
-    is the frontier of expected times where they are calibrated; small pale marks are points behind the bound's, crosses do
-    not fit. The ends, and where another mesh takes over, are named.
+    The line is the frontier at the bound, the band reaches down to that without overlap. The thick pale line with small marks
+    is the frontier of expected times where they are calibrated, dotted for a model beyond what they were fitted to. Small
+    pale marks are points behind the bound's frontier, crosses do not fit. The ends, and where another mesh takes over, are
+    named.
 
     Args:
         cases: label -> deployments that compete, such as one model on several meshes.
@@ -139,10 +141,11 @@ def pareto_plot(
     axes.set_xlabel("Interactivity [tok/s per user]")
     axes.set_ylabel("Throughput [output tok/s per GPU]")
     labels: list[Label] = []
+    known = {label: [expected_of(deployment, engine) for deployment in cases[label]] for label in cases}
     for number, (label, (points, best, worst)) in enumerate(everything.items()):
-        _draw(axes, number, points, best, worst, calibrated[label])
+        _draw(axes, number, points, best, worst, calibrated[label], known[label])
         labels += [Label(p.per_user, p.per_gpu, p.name) for p in (_spread(best) if best else [])]
-    _legend(figure, everything, {label: [expected_of(d, engine).label for d in cases[label]] for label in cases})
+    _legend(figure, everything, known)
     lines = [at for _, best, _ in everything.values() for at in _steps(best)]
     lines += [at for likely in calibrated.values() for at in _steps(likely)]
     place(figure, axes, labels, lines, marks_at=[(p.per_user, p.per_gpu) for p in shown])
@@ -154,6 +157,11 @@ def _look(number: int) -> tuple[dict[str, Any], str]:
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)]}, MARKERS[number % len(MARKERS)]
 
 
+def _inside(known: Expected) -> bool:
+    """Whether constants were fitted to such a model."""
+    return known.steps is not None and known.steps.calibrated_range
+
+
 def _behind(points: Sequence[Operating], best: Sequence[Operating]) -> list[Operating]:
     """Points that fit and are not on the frontier."""
     on = {id(point) for point in best}
@@ -162,7 +170,7 @@ def _behind(points: Sequence[Operating], best: Sequence[Operating]) -> list[Oper
 
 def _draw(
     axes: Axes, number: int, points: Sequence[Operating], best: Sequence[Operating], worst: Sequence[Operating],
-    likely: Sequence[Operating],
+    likely: Sequence[Operating], known: Sequence[Expected],
 ) -> None:  # fmt: skip
     """One case: frontiers as steps, the band between them, marks of all points."""
     line, marker = _look(number)
@@ -175,7 +183,7 @@ def _draw(
     if best and worst:
         _band(axes, best, worst, colour)
     draw(best, marker=marker, zorder=5)
-    draw(likely, drawstyle="steps-pre", zorder=3, **LIKELY)
+    draw(likely, drawstyle="steps-pre", zorder=3, **(LIKELY if any(map(_inside, known)) else EXTRAPOLATED))
     draw(likely, marker=marker, markersize=LIKELY_MARK, zorder=3.5)
     draw(_behind(points, best), marker=marker, zorder=3, **BEHIND)
     draw([p for p in points if not p.fits], marker="x", markersize=5, alpha=0.6, zorder=3)
@@ -183,7 +191,7 @@ def _draw(
 
 def _legend(
     figure: Figure, everything: Mapping[str, tuple[list[Operating], list[Operating], list[Operating]]],
-    expected: Mapping[str, Sequence[str]],
+    known: Mapping[str, Sequence[Expected]],
 ) -> None:  # fmt: skip
     """Frontiers, the band, expected times or why there are none, and what the other marks are."""
     from matplotlib.lines import Line2D
@@ -194,15 +202,16 @@ def _legend(
         line, marker = _look(number)
         handles.append(Line2D([], [], marker=marker, label=label + (", bound" if best else " (nothing fits)"), **line))
     handles.append(Patch(facecolor=GREY, alpha=0.3, label="bound to serial"))
-    whose: dict[str, dict[str, None]] = {}
-    for label, texts in expected.items():
-        for text in filter(None, texts):
-            whose.setdefault(text, {})[label] = None
-    for text, labels in whose.items():
-        named = text if len(whose) == 1 else f"{', '.join(labels)}: {text}"
-        handles.append(
-            nothing_drawn(named) if text.startswith("expected:") else Line2D([], [], color=GREY, label=named, **LIKELY)
-        )
+    whose: dict[str, dict[str, Expected]] = {}
+    for label, times in known.items():
+        for one in times:
+            if one.label:
+                whose.setdefault(one.label, {})[label] = one
+    for text, found in whose.items():
+        named = text if len(whose) == 1 else f"{', '.join(found)}: {text}"
+        one = next(iter(found.values()))
+        style = LIKELY if _inside(one) else EXTRAPOLATED
+        handles.append(nothing_drawn(named) if one.steps is None else Line2D([], [], color=GREY, label=named, **style))
     if any(_behind(points, best) for points, best, _ in everything.values()):
         handles.append(Line2D([], [], color=GREY, marker="o", linestyle="none", label="behind the frontier", **BEHIND))
     if any(not point.fits for points, _, _ in everything.values() for point in points):
