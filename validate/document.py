@@ -51,11 +51,17 @@ LIMITS = """\
 * The forms of the time models were chosen on these tables; only the constants are held out. The random split
   interpolates a grid of shapes: the harder splits say what remains beyond it.
 * `larger` fits the half of the rows with the smaller bounds. Where that half hides achieved rates under overhead, they
-  stay at the prior that all kernels share (see the note of the line); without that, decode extrapolates by 40 to 55 %.
+  stay at the prior that all kernels share (see the note of the line); without that, decode extrapolates by 28 to 47 %.
 * fp8 kernels, attention and fused experts differ between frameworks by more than the models err: constants of one
   framework are no prediction for another (`other_framework`).
 * Power-law routing is a random draw that the tables do not record; its loads are averaged over seeded draws.
-* Latencies are means over CUDA-graph replays without a flush of the cache. Inputs of vLLM's bf16 GEMM are uninitialised
+* Passes that quantise activations or copy rows to experts go by the clock of the SMs, and what feeds tiles by that of the
+  last-level cache: so an H200 is no faster there than an H100, as measured. Blackwell runs other such passes: prefills of
+  TensorRT-LLM's latent blocks in fp8 are expected a quarter to a third too slow there.
+* Latencies are means over CUDA-graph replays without a flush of the cache. Keys and values that fit the last-level cache
+  are read from it in these tables (an H200 takes as long as an H100), but from memory in whole steps, where other layers
+  come between. That SGLang launches a second kernel where values are narrower than keys is read off the rows: they take
+  one launch more at any size. Inputs of vLLM's bf16 GEMM are uninitialised
   weights, which draw less power than random ones.
 * Serving a whole model is more than the sum of its operators: see whole servers, and the throughputs among published figures.
 """
