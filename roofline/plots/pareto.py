@@ -177,7 +177,8 @@ def _draw(
     colour = line["color"]
 
     def draw(found: Sequence[Operating], **style: Any) -> None:
-        axes.plot([p.per_user for p in found], [p.per_gpu for p in found], **{"color": colour, "linestyle": "none", **style})
+        if found:
+            axes.plot([p.per_user for p in found], [p.per_gpu for p in found], **{"color": colour, "linestyle": "none", **style})
 
     draw(best, drawstyle="steps-pre", zorder=4, **line)
     if best and worst:
