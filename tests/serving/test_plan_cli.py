@@ -189,7 +189,8 @@ def test_calibrated_times_say_their_error_and_range(cli):
     assert "32 layers are outside the calibrated range of vllm (36 to 80)" in first["outside_calibrated_range"]
     assert "batch 1 is outside the calibrated range of vllm (4 to 128 at once)" in first["outside_calibrated_range"]
     assert any(
-        "extrapolated" in note and "to the first token, inside the calibrated range" in note for note in first["notes"]
+        "extrapolated" in note and "to the first token" in note and "inside the calibrated range" in note
+        for note in first["notes"]
     )
 
 
@@ -277,6 +278,21 @@ def test_caches_that_travel_name_their_link_and_time(cli):
     assert apart
     assert {one["prefill"]["link"] for one in apart} == {"network"}
     assert "assumes: a cache of 3,000 tokens travels over network in " in cli(*arguments).out
+
+
+def test_a_percentile_of_the_time_per_token_may_be_asked_for(cli):
+    sizes = ("plan", "llama-3.1-8b", "--isl", 4000, "--osl", 40, "--rate", 12, "--gpus", "h100-sxm", "--bound", "--max-gpus", 4,
+             "--dtype", "bf16", "--kv-dtype", "bf16", "--no-disaggregation", "--requests", 200, "--show", 1, "-o", "json")  # fmt: skip
+    (mean,) = cli(*sizes, "--tpot", "20ms").records
+    assert mean["simulated"]["tpot_percentile_s"] is None
+    (high,) = cli(*sizes, "--tpot", "20ms", "--tpot-percentile", 99).records
+    found = high["simulated"]
+    assert found["tpot_s"] < found["tpot_percentile_s"] <= 0.02
+    assert "--tpot-percentile 99" in high["replay"]
+    assert high["tpot_percentile"] == 99
+    said = cli(*sizes[:-2], "--tpot", "20ms", "--tpot-percentile", 99).out
+    assert "p99 of TPOT 20.00 ms" in said
+    assert "tpot-percentile: it judges a limit" in cli(*sizes, "--tpot-percentile", 99).err
 
 
 def test_a_fleet_leaves_out_what_its_engine_does_not_run_on(cli):

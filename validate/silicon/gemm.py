@@ -31,6 +31,8 @@ WHOLE = ("vllm/DeepGemmFp8BlockScaledMMKernel", "sglang/sglang_deepgemm_gemm_nt_
 """Kernels of fp8_block that never split the inner dimension: DeepGEMM, and TensorRT-LLM's, which was made from it."""
 COPIES = {"vllm": (6, 1), "sglang": (6, 6)}
 """Framework -> copies of weights and of inputs that a replay goes round in (collector/<framework>/collect_gemm.py)."""
+COLLECTORS = (*COPIES, "trtllm")
+"""Frameworks whose collector is known; operands of other measurements are taken to come from memory."""
 SINGLE = ("fp8_block", "nvfp4")
 """Formats of which vLLM's collector makes one copy."""
 MOST_COPIES = 5
@@ -55,8 +57,9 @@ def family(table: Table, rows: Any, dtype: str, kernel: str) -> Frame:
         "m": floats(rows["m"]), "n": floats(rows["n"]), "k": floats(rows["k"]), "unit": weight.unit,
         "weight_bytes": float(weight.bits) / 8 if narrow else 2.0, "input_bytes": INPUT_BYTES[weight.unit],
         "menu": menu(table.framework, kernel, dtype),
-        "touched": touched(table, rows, dtype, float(weight.bits) / 8),
     }  # fmt: skip
+    if table.framework in COLLECTORS:
+        columns["touched"] = touched(table, rows, dtype, float(weight.bits) / 8)
     model = QUANTISED_GEMM if narrow else GEMM
     return make(table, rows, "gemm", DTYPES.get(dtype, dtype), kernel, cost, model, columns, ["n", "k"])
 
