@@ -15,11 +15,10 @@ from typing import Any
 
 from roofline.accelerator import Accelerator, load_accelerator
 from roofline.errors import InputError, suggest
-from roofline.expected.gemm import CACHED, GEMM, PORT, SUSTAINED
+from roofline.expected.gemm import CACHED, GEMM, SUSTAINED
 from roofline.expected.model import Chip
 from roofline.expected.registry import MODELS
 
-SCALED = (PORT.name, CACHED.name)
 VOLTAGE = 3.0
 """Power goes with the cube of the clock: once by itself, and twice by the voltage that follows it."""
 HEADER = ("package", "date", "split", "base", "scale")
@@ -83,7 +82,7 @@ def transferred(constants: Mapping[str, float], base: Chip, chip: Chip, scale: f
 
     What the power limit leaves of the matrix units' rate in a long run goes by the cube root of the watts that a device has
     per FLOP/s, up to the whole rate. ``scale`` is the one number that is fitted (``scale_of``): fixed times are multiplied
-    by it, and what SMs take from the cache per clock divided.
+    by it, and what the cache delivers per clock is divided.
     """
     cycles = scale * base.clock / chip.clock
     power = float((chip.watts_per_flops / base.watts_per_flops) ** (1.0 / VOLTAGE))
@@ -93,7 +92,7 @@ def transferred(constants: Mapping[str, float], base: Chip, chip: Chip, scale: f
             return min(max(value * power, SUSTAINED.low), SUSTAINED.high)
         if name.endswith("_us") and name != "host_us":
             return value * cycles
-        return value / scale if name in SCALED else value
+        return value / scale if name == CACHED.name else value
 
     return {name: on_chip(name, value) for name, value in constants.items()}
 

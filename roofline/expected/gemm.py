@@ -2,8 +2,9 @@
 
 Of a fixed list of tiles and splits of the inner dimension the fastest counts, as a library's heuristic would choose. A
 tile step multiplies at the achieved peak or waits for its operands, which pass the port between an SM and the last-level
-cache; the last wave may be partly empty; splits add a reduction. Operands come from memory, with the latency of its first
-bytes, or from the cache where all that a measurement goes round in stays there.
+cache: half of the weights where two tiles of rows multiply as a pair. The last wave may be partly empty; splits add a
+reduction. Operands come from memory, with the latency of its first bytes, or from the cache where all that a measurement
+goes round in stays there.
 """
 
 from __future__ import annotations
@@ -81,8 +82,11 @@ def tiled_seconds(
     port = chip.clock * c["port_bytes"]
     for rows, columns in TILES if chip.producers else SMALL:
         multiply = 2.0 * rows * columns / (rate / chip.sms * c["matrix"])
-        step = overlap(4.0, multiply, (rows * input_bytes + columns * weight_bytes) / port)
-        tiles = ceil(m / rows) * ceil(n / columns)
+        down, across = ceil(m / rows), columns * weight_bytes
+        if chip.pairs:
+            across = where(down > 1.0, 0.5 * across, across)
+        step = overlap(4.0, multiply, (rows * input_bytes + across) / port)
+        tiles = down * ceil(n / columns)
         for splits in splitting:
             waves = ceil(tiles * splits / chip.sms)
             seconds = waves * (k * (step / splits) + c["wave_us"] * MICROSECOND)

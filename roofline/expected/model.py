@@ -25,6 +25,8 @@ PARTITIONED = ("sm_80", "sm_90", "sm_100", "sm_103")
 """Architectures whose last-level cache lies in two partitions (NVIDIA A100, H100 and Blackwell architecture papers)."""
 HALVED = 0.6
 """Share of a partitioned cache that holds distinct data: half where all lines lie twice, and a little more."""
+PAIRED = ("sm_100", "sm_103")
+"""Architectures whose matrix instructions span a pair of CTAs (PTX ISA, tcgen05.mma with cta_group::2)."""
 FIRST_WITH_PRODUCERS = 90
 """The first architecture with a tensor memory accelerator (CUDA C++ programming guide, compute capability 9.0)."""
 
@@ -80,6 +82,11 @@ class Chip:
         """Whether warps of their own copy tiles, beside those that multiply: the tensor memory accelerator, from sm_90 on."""
         name = self.accelerator.architecture
         return not name.startswith("sm_") or int(name[3:]) >= FIRST_WITH_PRODUCERS
+
+    @cached_property
+    def pairs(self) -> bool:
+        """Whether two CTAs on neighbouring SMs multiply as a pair, each holding half of the operand that both need."""
+        return self.accelerator.architecture in PAIRED
 
     @cached_property
     def exponentials(self) -> float:

@@ -97,6 +97,18 @@ def test_warps_that_copy_and_multiply_have_fewer_tiles_and_overlap_less() -> Non
     assert seconds(ampere, 256, as_long) == pytest.approx(2 ** (1 / 2) * alone)
 
 
+def test_a_pair_of_ctas_feeds_on_half_of_the_weights_where_there_are_two_tiles_of_rows() -> None:
+    paired = Chip(replace(load_accelerator("h100-sxm"), architecture="sm_100"))
+    constants = {**GEMM.start, "port_bytes": 12.0}
+
+    def ratio(m: float) -> float:
+        columns = {**gemm_columns(m, 65536, 8192), "bytes": np.zeros(1)}
+        return float(GEMM.seconds(columns, paired, constants)[0] / GEMM.seconds(columns, H100, constants)[0])
+
+    assert ratio(16) == 1.0
+    assert 2 / 3 <= ratio(4096) < 0.9
+
+
 def test_kernels_that_never_split_leave_sms_idle() -> None:
     columns = gemm_columns(16, 256, 65536)
     whole, library = (float(GEMM.seconds({**columns, "menu": menu}, H100, GEMM.start)[0]) for menu in ("whole", "library"))
@@ -191,7 +203,7 @@ def test_transfer_swaps_clocks_and_the_factor_counts_cycles_of_sms() -> None:
     a100 = Chip(load_accelerator("a100-sxm-80gb"))
     constants = {"launch_us": 3.0, "memory": 0.8, "port_bytes": 80.0, "cache_bytes": 10.0, "overlap": 2.0, "host_us": 50.0}
     assert transferred(constants, H100, a100, 1.25) == {
-        "launch_us": pytest.approx(1.25 * 3.0 * 1980 / 1410), "memory": 0.8, "port_bytes": 64.0, "cache_bytes": 8.0,
+        "launch_us": pytest.approx(1.25 * 3.0 * 1980 / 1410), "memory": 0.8, "port_bytes": 80.0, "cache_bytes": 8.0,
         "overlap": 2.0, "host_us": 50.0,
     }  # fmt: skip
 
