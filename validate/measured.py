@@ -18,7 +18,6 @@ import datetime
 import functools
 import itertools
 import json
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ from roofline.cost import Cost
 from roofline.errors import InputError, RooflineError
 from roofline.kernels.registry import KERNELS, load_all
 from roofline.kernels.spec import Case, Spec, Tensors
+from roofline.validate.provenance import device_state, identity
 
 MEASUREMENTS = Path(__file__).with_name("measurements")
 SECONDS_IN_ALL = 420.0
@@ -265,36 +265,14 @@ def measure(spec: Spec, case: Case, roofs: Roofs, clock: Clock) -> Measurement:
             others = [spec.library(case, tensors) for tensors in inputs]
             if others[0] is not None:
                 library = clock.both([other for other in others if other is not None])[0]
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # whatever befalls the library, our own time stands
             torch.cuda.synchronize()
-            comments.append(f"library: {str(error).splitlines()[0][:120]}")
+            comments.append(f"library: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}")
     return Measurement(
         spec.name, case.name, measured, eager, graph, int(cost.bytes), int(cost.matrix_flops),
         None if seconds is None else seconds / measured.median, library,
         library.median / measured.median if library else None, "; ".join(comments),
     )  # fmt: skip
-
-
-QUERIED = (
-    "name",
-    "driver_version",
-    "clocks.sm",
-    "clocks.mem",
-    "clocks.max.sm",
-    "power.draw",
-    "temperature.gpu",
-    "persistence_mode",
-)
-
-
-def device_state() -> dict[str, str]:
-    """What nvidia-smi says of the device: clocks, power, driver. Empty where there is none."""
-    query = ["nvidia-smi", f"--query-gpu={','.join(QUERIED)}", "--format=csv,noheader", "-i", "0"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(zip(QUERIED, (part.strip() for part in done.stdout.splitlines()[0].split(",")), strict=False))
 
 
 def settle() -> None:
@@ -306,20 +284,6 @@ def settle() -> None:
         torch.cuda.empty_cache()
     except RuntimeError as error:
         raise LostGPU(f"the device is lost: {error}") from error
-
-
-def identity() -> dict[str, Any]:
-    """The device and the versions."""
-    import torch
-    import triton
-
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "gpu": properties.name,
-        "units": properties.multi_processor_count,
-        "capability": list(torch.cuda.get_device_capability(0)),
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda},
-    }
 
 
 def lacks(error: BaseException | None, capability: Iterable[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,10 @@ from roofline.errors import InputError
 from roofline.kernels.registry import KERNELS, load
 from roofline.kernels.spec import Case, Spec
 from roofline.validate import measured
+from roofline.validate.counted import counting
+from roofline.validate.kernels import measured as measured_rows
 from roofline.validate.measured import LostGPU, Measurement, Roofs, Times, check_folder, lacks, records, run, save, steps
+from roofline.validate.provenance import versions
 
 ROOFS = Roofs(4e12, {"bf16": 8e14, "fp8": 16e14}, 5e-6, 2e-6)
 ONCE = Times(1e-3, 1e-3, 1e-3, 10, "graph")
@@ -109,6 +113,55 @@ def test_when_time_is_up_neither_measures_nor_proofs_begin(acted: Callable[..., 
     assert sum(record["unproved"].values()) == cases - len(begun)
     assert len(record["skipped"]) + len(record["measurements"]) == shapes
     assert all(line.endswith("out of time") for line in record["skipped"])
+
+
+def test_what_a_run_wrote_is_what_the_table_of_evidence_reads(
+    acted: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From the command to the file and back, through the measurement itself but for the clock; proof cases for shapes."""
+
+    class Clock:
+        def both(self, calls: list[Callable[[], Any]]) -> tuple[Times, Times, None]:
+            for call in calls:
+                call()
+            return ONCE, ONCE, None
+
+    def measure(spec: Spec, case: Case, roofs: Roofs, clock: Any) -> Measurement:
+        here = dataclasses.replace(spec, inputs=lambda case, device: spec.inputs(case, "cpu"))
+        found = real(here, spec.cases[1], roofs, clock)
+        return dataclasses.replace(found, case=case.name)
+
+    real = measured.measure
+    acted(Clock=Clock, measure=measure)
+    with counting():
+        assert command(["bench", "rmsnorm", "--folder", str(tmp_path), "--quiet"]) == 0
+    (record,) = records(tmp_path)
+    assert {"date", "gpu", "versions", "capability", "before", "after", "roofs", "timer", "seconds"} <= set(record)
+    monkeypatch.setattr(measured, "records", lambda: records(tmp_path))
+    rows = {row["case"]: row for row in measured_rows(["rmsnorm"])}
+    assert set(rows) == {case.name for case in load("rmsnorm").measured}
+    for row in rows.values():
+        assert (row["gpu"], row["measured_s"], row["library_ratio"]) == ("NVIDIA Test", 1e-3, 1.0)
+        assert row["expected_bytes"] > 0
+        assert row["roof_fraction"] == pytest.approx(row["expected_bytes"] / ROOFS.bandwidth / 1e-3)
+
+
+def test_a_library_that_fails_leaves_our_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def library(case: Case, tensors: Any) -> Any:
+        raise IndexError("no such row")
+
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    spec = load("rmsnorm")
+    here = dataclasses.replace(spec, inputs=lambda case, device: spec.inputs(case, "cpu"), library=library)
+    clock: Any = SimpleNamespace(both=lambda calls: (ONCE, ONCE, None))
+    found = measured.measure(here, spec.cases[0], ROOFS, clock)
+    assert (found.measured, found.library, found.comment) == (ONCE, None, "library: IndexError: no such row")
+
+
+def test_a_record_names_the_software_and_the_commit() -> None:
+    found = versions()
+    assert {"torch", "triton", "cuda", "python", "roofline", "commit"} == set(found)
+    assert found["commit"] == "" or len(found["commit"].rstrip("+")) == 40
 
 
 def test_a_run_that_hangs_is_ended_by_the_clock(
