@@ -126,7 +126,10 @@ def joined(rows: Any, columns: Sequence[str], named: bool = False, by: str = "|"
 
     parts: list[tuple[Any, list[str]]] = []
     for column in columns:
-        codes, values = pandas.factorize(rows[column])
+        array = rows[column].array
+        coded = isinstance(array, pandas.Categorical)
+        codes, values = pandas.factorize(array.codes if coded else array.to_numpy())
+        values = array.categories[values] if coded else values
         texts = [f"{column}={value}" if named else str(value) for value in values]
         if parts and len(parts[-1][1]) * len(texts) <= min(MOST_COMBINED, len(rows)):
             before, firsts = parts.pop()
