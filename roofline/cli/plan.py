@@ -69,7 +69,8 @@ def _one(values: list[int], field: str) -> int:
     return values[0]
 
 
-def _objective(ttft: str | None, tpot: str | None, percentile: str, offline: bool) -> Objective:
+def _objective(ttft: str | None, tpot: str | None, percentile: str, tpot_percentile: str | None, offline: bool) -> Objective:
+    from roofline.cli.traffic_options import number
     from roofline.serving.metrics import Objective
 
     if offline and (ttft or tpot):
@@ -78,7 +79,10 @@ def _objective(ttft: str | None, tpot: str | None, percentile: str, offline: boo
         share = float(percentile)
     except ValueError:
         raise InputError(f"percentile: {percentile!r} is not a number; give one such as 99") from None
-    return Objective(_seconds(ttft, "ttft"), _seconds(tpot, "tpot"), share)
+    if tpot_percentile and not tpot:
+        raise InputError("tpot-percentile: it judges a limit on the time per output token; add --tpot")
+    of_tpot = number(tpot_percentile, "tpot-percentile", 0, 100) if tpot_percentile else None
+    return Objective(_seconds(ttft, "ttft"), _seconds(tpot, "tpot"), share, of_tpot)
 
 
 def _gpus(texts: list[str] | None) -> list[Any]:
@@ -143,6 +147,9 @@ def plan(
     percentile: Annotated[
         str, typer.Option("--percentile", metavar="P", help="Of requests whose TTFT must keep the limit.")
     ] = "99",
+    tpot_percentile: Annotated[
+        str | None, typer.Option("--tpot-percentile", metavar="P", help="Of TPOT, instead of its mean.")
+    ] = None,
     gpus: Annotated[
         list[str] | None,
         typer.Option(
@@ -213,7 +220,7 @@ def plan(
         rate, concurrency, offline, prefix_cache, isl=isl, osl=osl, range_ratio=range_ratio, prefix_len=prefix_len, turns=turns,
         think=think, burst=burst, max_model_len=max_model_len,
     )  # fmt: skip
-    objective = _objective(ttft, tpot, percentile, offline)
+    objective = _objective(ttft, tpot, percentile, tpot_percentile, offline)
     if emit is not None and emit not in EMITTERS:
         from roofline.errors import suggest
 

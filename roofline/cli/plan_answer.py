@@ -102,6 +102,7 @@ def _record(answer: Answer, rank: int, choice: Choice, details: Details) -> Reco
         "ttft_limit_s": objective.ttft_s,
         "tpot_limit_s": objective.tpot_s,
         "percentile": objective.percentile,
+        "tpot_percentile": objective.tpot_percentile,
         "rank": rank,
         **_deployment(plan),
         "users": users(plan, load),
@@ -149,7 +150,7 @@ def replay(answer: Answer, plan: Plan) -> str:
 def _simulated(choice: Choice, load: Demand) -> Record | None:
     """The simulator's figures; a request of one output token has no time between tokens."""
     found = verdict_record(choice.verdict)
-    return found if found is None or load.osl > 1 else {**found, "tpot_s": None}
+    return found if found is None or load.osl > 1 else {**found, "tpot_s": None, "tpot_percentile_s": None}
 
 
 def _point(point: Point) -> Record:
@@ -259,7 +260,8 @@ def _limits(objective: Objective) -> str:
     if objective.ttft_s is not None:
         parts.append(f"TTFT {latency(objective.ttft_s)} for {objective.percentile:g} %")
     if objective.tpot_s is not None:
-        parts.append(f"mean TPOT {latency(objective.tpot_s)}")
+        share = objective.tpot_percentile
+        parts.append(f"{'mean TPOT' if share is None else f'p{share:g} of TPOT'} {latency(objective.tpot_s)}")
     return " and ".join(parts) or "no limit on latency"
 
 
@@ -331,7 +333,7 @@ def _explanation(answer: Answer, details: Details, out: Output) -> None:
     for point in details.points[::step]:
         one = point.plan
         trade = f"{point.user:8,.1f} tok/s per user, {point.gpu:10,.1f} tok/s per GPU"
-        out.note(f"{trade}: {label(one)}, {one.sized.sequences:,} sequences")
+        out.note(f"{trade}: {label(one)}, {_number(one.sized.sequences, 'sequence')}")
 
 
 def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:

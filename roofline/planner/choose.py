@@ -55,7 +55,8 @@ def _more(plan: Plan, load: Demand, objective: Objective, verdict: Verdict) -> I
         step = max(1, plan.instances // 8)
         yield plan.with_instances(plan.instances + step)
         return
-    slow = objective.tpot_s is not None and verdict.tpot_s > objective.tpot_s
+    pace = verdict.tpot_s if verdict.tpot_high_s is None else verdict.tpot_high_s
+    slow = objective.tpot_s is not None and pace > objective.tpot_s
     step = max(1, (plan.instances if slow else plan.prefill.instances) // 4)
     yield with_more(plan, 0 if slow else step, step if slow else 0)
 

@@ -27,6 +27,8 @@ LENGTHS, LOAD = (0.75, 1.25), (0.75, 1.25)
 BANDWIDTH = {"datasheet": (0.6, 1.0), "calibrated": (0.9, 1.1)}
 """Achieved over modelled memory bandwidth: a bound assumes all of it (engines reach 0.6 to 0.93), calibrated times do not."""
 ACCEPTANCE = 0.1
+THINKING = (0.5, 2.0)
+"""Time between turns over the one asked for: how long a cache must keep a session."""
 ROUNDS = 6
 RUNNING = 8
 """Setups that stay in the running."""
@@ -205,6 +207,13 @@ def sensitivity(
     found.append(_flip("output length", LENGTHS[0], 1.0, LENGTHS[1], choice, lambda v: game.best(load=load.scaled(osl=v))))
     if not load.offline:
         found.append(_flip("load", LOAD[0], 1.0, LOAD[1], choice, lambda v: game.best(load=load.scaled(load=v))))
+    if load.kept and load.think_s:
+        low, high = THINKING
+
+        def thinking(factor: float) -> Plan | None:
+            return game.best(load=replace(load, think_s=load.think_s * factor))
+
+        found.append(_flip("time to think", low, 1.0, high, choice, thinking))
     if any(any(drafts) for drafts in draftings.values()):
         found.append(_flip("acceptance of drafts", -ACCEPTANCE, 0.0, ACCEPTANCE, choice, lambda v: game.best(alpha=v)))
     return sorted(found, key=lambda one: one.flips_at is None)

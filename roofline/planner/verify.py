@@ -38,6 +38,7 @@ class Verdict:
         requests: counted. refused: requests that no replica can hold. preempted: requests that were pushed out.
         utilisation: share of the time that the simulated ranks were busy. batch: mean sequences of decode steps.
         hits: share of prompt tokens that the prefix cache had. met: whether the objective is.
+        tpot_high_s: the percentile of TPOT that the objective names; None where it judges the mean.
     """
 
     ttft_s: float
@@ -51,6 +52,7 @@ class Verdict:
     batch: float
     met: bool
     hits: float = 0.0
+    tpot_high_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,7 @@ class Replay:
         limits = self.objective
         words += ["--ttft", f"{limits.ttft_s!r}s", "--percentile", f"{limits.percentile:g}"] if limits.ttft_s else []
         words += ["--tpot", f"{limits.tpot_s!r}s"] if limits.tpot_s else []
+        words += ["--tpot-percentile", f"{limits.tpot_percentile:g}"] if limits.tpot_percentile is not None else []
         return tuple(words)
 
     def _sizes(self, part: Plan, whose: str) -> list[str]:
@@ -235,7 +238,7 @@ def simulate(plan: Plan, load: Demand, objective: Objective, *, counted: int = C
     ttft, tpot = found.ttft_s, found.tpot_s
     if refused or not len(ttft):
         return Verdict(float("nan"), float("inf"), float("inf"), 0.0, len(ttft), refused, 0, 0.0, 0.0, False)
-    figures = found.to_dict()
+    figures, share = found.to_dict(), objective.tpot_percentile
     mean = float(tpot.mean()) if len(tpot) else 0.0
     quarter = len(ttft) // 4
     order = numpy.argsort(found.outcome.arrival[found.done], kind="stable")
@@ -246,6 +249,7 @@ def simulate(plan: Plan, load: Demand, objective: Objective, *, counted: int = C
         (figures["request_per_s"] or 0.0) * replay.copies, len(ttft), refused, figures["preempted_requests"],
         figures["utilisation"], figures["mean_decode_batch"] or 0.0, bool(not found.misses and kept_up),
         figures["prefix_hit_share"],
+        None if share is None or not len(tpot) else float(numpy.percentile(tpot, share)),
     )  # fmt: skip
 
 
@@ -255,6 +259,7 @@ def verdict_record(found: Verdict | None) -> dict[str, Any] | None:
         return None
     return {
         "ttft_s": found.ttft_s, "ttft_percentile_s": found.ttft_high_s, "tpot_s": found.tpot_s,
-        "request_per_s": found.rate, "requests": found.requests, "refused": found.refused, "preempted": found.preempted,
-        "utilisation": found.utilisation, "mean_batch": found.batch, "prefix_hit_share": found.hits, "met": found.met,
+        "tpot_percentile_s": found.tpot_high_s, "request_per_s": found.rate, "requests": found.requests,
+        "refused": found.refused, "preempted": found.preempted, "utilisation": found.utilisation, "mean_batch": found.batch,
+        "prefix_hit_share": found.hits, "met": found.met,
     }  # fmt: skip

@@ -282,7 +282,8 @@ def test_caches_that_travel_name_their_link_and_time(cli):
 
 def test_a_percentile_of_the_time_per_token_may_be_asked_for(cli):
     sizes = ("plan", "llama-3.1-8b", "--isl", 4000, "--osl", 40, "--rate", 12, "--gpus", "h100-sxm", "--bound", "--max-gpus", 4,
-             "--dtype", "bf16", "--kv-dtype", "bf16", "--no-disaggregation", "--requests", 200, "--show", 1, "-o", "json")  # fmt: skip
+             "--dtype", "bf16", "--kv-dtype", "bf16", "--no-disaggregation", "--requests", 200, "--show", 1,
+             "-o", "json")  # fmt: skip
     (mean,) = cli(*sizes, "--tpot", "20ms").records
     assert mean["simulated"]["tpot_percentile_s"] is None
     (high,) = cli(*sizes, "--tpot", "20ms", "--tpot-percentile", 99).records

@@ -185,6 +185,7 @@ def test_kept_prefixes_need_fewer_gpus_and_are_launched(cli: Callable[..., Any])
     assert warm["simulated"]["prefix_hit_share"] > 0.9
     assert cold["simulated"]["prefix_hit_share"] == 0
     assert warm["rate_request_per_s"] == pytest.approx(15)
+    assert ["time to think" in [one["assumption"] for one in found["sensitivity"]] for found in (warm, cold)] == [True, False]
     assert "--enable-prefix-caching" in warm["launch"][0]["argv"]
     assert "--enable-prefix-caching" not in cold["launch"][0]["argv"]
     assert (warm["turns"], warm["prefix_tokens"], warm["prefix_caching"]) == (10, 8000, True)
