@@ -305,6 +305,8 @@ def _why(answer: Answer) -> str:
     if answer.chosen.refuted:
         near = min(answer.chosen.refuted, key=lambda choice: choice.verdict.ttft_high_s)
         found = near.verdict
+        if found.refused:
+            return f"of {label(near.plan)} the simulator refuses {_number(found.refused, 'request')}: longer than its cache"
         return (
             f"the simulator refutes what the closed form found; nearest is {label(near.plan)} with TTFT "
             f"{latency(found.ttft_high_s)} and TPOT {latency(found.tpot_s)}"

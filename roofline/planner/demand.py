@@ -98,8 +98,13 @@ class Demand:
             raise InputError(f"rate: {self.rate!r} is out of range; give requests per second above 0, and at most 1e9")
         if self.concurrency is not None and not 1 <= self.concurrency <= MOST_USERS:
             raise InputError(f"concurrency: {self.concurrency!r} is out of range; give 1 to {MOST_USERS:,} users")
-        if self.most is not None and self.most < self.prefix + 2:
-            raise InputError(f"max-model-len: {self.most:,} tokens hold no request behind {self.prefix:,} tokens of prefix")
+        if self.most is not None and self.most < self.least:
+            raise InputError(f"max-model-len: {self.most:,} tokens hold no request; the shortest has {self.least:,}")
+
+    @property
+    def least(self) -> int:
+        """Tokens that every request may have, whatever its lengths are cut at."""
+        return self.prefix + sum(1 if one.kind == "lognormal" else one.high for one in (self.prompt, self.output))
 
     @property
     def offline(self) -> bool:

@@ -146,6 +146,9 @@ def seek(question: Question, watch: Callable[[list[Setup]], Iterable[Setup]] = i
     model, engine = load_model(question.model), load_engine(question.engine, question.version)
     if question.load.kept and engine.id == "llamacpp":
         raise InputError("prefix-caching: llama.cpp keeps the last prompt of each slot, not blocks that requests share")
+    check_served(model, question.load.least)
+    if question.load.kept and model.state_bytes(1025) == model.state_bytes(1):
+        raise InputError(f"prefix-caching: the state of {model.name} does not grow with the text; there are no blocks to keep")
     question = replace(question, load=_ended(question.load, model))
     check_served(model, question.load.longest)
     if question.load.osl == 1 and question.objective.tpot_s is not None:

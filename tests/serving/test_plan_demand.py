@@ -195,6 +195,17 @@ def test_kept_prefixes_need_fewer_gpus_and_are_launched(cli: Callable[..., Any])
     assert "kv_cache_config:\n  enable_block_reuse: true" in file["files"]["extra.yaml"]
 
 
+def test_requests_that_no_replica_holds_are_named(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from roofline.planner import solve
+    from roofline.planner.verify import Verdict
+
+    nothing = Verdict(math.nan, math.inf, math.inf, 0.0, 0, 7, 0, 0.0, 0.0, False)
+    monkeypatch.setattr(solve, "simulate", lambda *_, **__: nothing)
+    answer = cli(*BASE, "--isl", 500, "--osl", 50, "--rate", 1)
+    assert answer.code == 1
+    assert "the simulator refuses 7 requests: longer than its cache" in answer.out
+
+
 def test_lengths_that_differ_are_asked_for_as_simulate_asks(cli: Callable[..., Any]) -> None:
     drawn = ("--isl", "lognormal:1500:0.8", "--osl", "200:400", "--rate", 3, "--ttft", "1s")
     (found,) = cli(*BASE, *drawn, "-o", "json").records
@@ -221,6 +232,7 @@ def test_lengths_that_differ_are_asked_for_as_simulate_asks(cli: Callable[..., A
         (("--isl", 9, "--osl", 9, "--concurrency", 1, "--burst", 2), "burst: users that wait"),
         (("--isl", 9, "--osl", 9, "--rate", 1, "--range-ratio", 2), "range-ratio"),
         (("--isl", 9, "--osl", 9, "--rate", 1, "--prefix-len", 500, "--max-model-len", 500), "max-model-len: 500 tokens hold no"),
+        (("--isl", 200_000, "--osl", "lognormal:10:0.5", "--rate", 1), "200,001 tokens exceeds the 131,072"),
         (("--isl", 9, "--osl", 9, "--rate", 1, "--engine", "llamacpp", "--prefix-caching"), "prefix-caching: llama.cpp keeps"),
     ],
 )
@@ -228,5 +240,7 @@ def test_loads_that_are_none_are_one_line(cli: Callable[..., Any], arguments: tu
     answer = cli("plan", "llama-3.2-1b", "--gpus", "h100-sxm", *arguments)
     assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
     assert text in answer.err
+    told = cli("plan", "mamba2-2.7b", "--isl", 9, "--osl", 9, "--rate", 1, "--gpus", "h100-sxm", "--prefix-caching").err
+    assert "prefix-caching: the state of mamba2-2.7b does not grow" in told
     with pytest.raises(InputError, match="osl"):
         demand(1, 0)
