@@ -1,9 +1,10 @@
 """What serving adds to the kernels of a step: constants fitted to whole servers, and the time of one iteration.
 
 An engine leaves gaps between kernels, spends host time on every sequence of a step, and launches a step with prompts
-kernel by kernel where it replays decodes as a graph. Three constants of each engine say how much; one that all share says
-which part of a fused-expert kernel's launch, timed alone, remains inside a graph. They were fitted with the operators'
-constants held (``roofline validate calibrate --serving``).
+kernel by kernel where it replays decodes as a graph. Three constants of each engine say how much; two that all share say
+which part of a fused-expert kernel's launch, timed alone, remains inside a graph, and what the host does for a step with
+prompts once, however many layers follow. They were fitted with the operators' constants held (``roofline validate calibrate
+--serving``).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ ENGINE_CONSTANTS = (
 )  # fmt: skip
 SHARED_CONSTANTS = (
     Constant("dispatch", 0.5, 0.05, 1.0, "share of a fused-expert kernel's launch, timed alone, that is left in a step"),
+    Constant("step_us", 5000.0, 100.0, 2e4, "floor of a step with prompts beside its layers: scheduling, inputs, sampling [us]"),
     Constant("request_us", 2e4, 1e3, 2e5, "what a request takes before it is scheduled: network, tokeniser, queues [us]"),
     Constant("waiting_us", 300.0, 1.0, 5000.0, "what each running sequence adds to that [us]"),
 )  # fmt: skip
@@ -44,7 +46,7 @@ class Serving:
     """Constants of serving under one engine.
 
     Attributes:
-        engine: its id. kernel_us, sequence_us, eager_us: of the engine. dispatch, request_us, waiting_us: shared by all.
+        engine: its id. kernel_us, sequence_us, eager_us: of the engine. dispatch, step_us, request_us, waiting_us: shared by all.
     """
 
     engine: str
@@ -52,6 +54,7 @@ class Serving:
     sequence_us: Any
     eager_us: Any
     dispatch: Any
+    step_us: Any = 0.0
     request_us: Any = 0.0
     waiting_us: Any = 0.0
 
@@ -79,7 +82,7 @@ def step_seconds(busy: Busy, load: Load, c: Serving) -> Any:
     """Seconds of one iteration: its kernels, their gaps, the host's share of each sequence; with prompts a floor."""
     run = busy.kernels + busy.dispatch * c.dispatch
     run = run + (busy.launches * c.kernel_us + load.sequences * c.sequence_us) * MICROSECOND
-    floor = where(load.prompt_tokens > 0, busy.layers * c.eager_us * MICROSECOND, 0.0)
+    floor = where(load.prompt_tokens > 0, (c.step_us + busy.layers * c.eager_us) * MICROSECOND, 0.0)
     return overlap(SIDE_BY_SIDE, run, floor)
 
 

@@ -1,4 +1,4 @@
-"""Fits of the serving constants: three of each engine and one shared to times per token, two shared to first tokens.
+"""Fits of the serving constants: three of each engine and two shared to times per token, two shared to first tokens.
 
 Least squares on the logarithm of predicted over measured, robust, with declared priors (the starts of
 ``roofline.expected.serving``): a constant a factor of its spread away from its prior costs as much as a hundredth of the
@@ -18,9 +18,9 @@ from roofline.validate.fitting import rounded
 from roofline.validate.serving.runs import KINDS, Runs
 
 ENGINES = ("vllm", "trtllm", "sglang")
-DISPATCH, *FIRST_TOKEN = SHARED_CONSTANTS
-SPREAD = {"dispatch": 0.7}
-"""Spread of a prior as a factor of e; 1 where it is not listed."""
+DISPATCH, STEP, *FIRST_TOKEN = SHARED_CONSTANTS
+SPREAD = {"dispatch": 0.7, "step_us": 0.3}
+"""Spread of a prior as a factor of e; 1 where it is not listed. The floor of a step is hard to tell from that of its layers."""
 ERROR = 0.1
 """Log errors below this count squared, above it linearly."""
 WEIGHT = 0.01
@@ -83,17 +83,17 @@ def fit(runs: Runs, first: Runs) -> Fit:
     defaults = {engine: {c.name: c.start for c in ENGINE_CONSTANTS} for engine in ENGINES}
 
     def tokens(values: Any) -> Any:
-        own = values[:-1].reshape(len(present), number)
+        own = values[:-2].reshape(len(present), number)
         kernel, sequence, eager = (own[which, index] for index in range(number))
-        constants = Serving("", kernel, sequence, eager, values[-1])
+        constants = Serving("", kernel, sequence, eager, *values[-2:])
         return predict(runs, constants).tpot
 
-    values = solve([*ENGINE_CONSTANTS * len(present), DISPATCH], tokens, runs.table["tpot"].to_numpy())
+    values = solve([*ENGINE_CONSTANTS * len(present), DISPATCH, STEP], tokens, runs.table["tpot"].to_numpy())
     engines = {
         engine: dict(zip((c.name for c in ENGINE_CONSTANTS), values[place * number : (place + 1) * number], strict=True))
         for place, engine in enumerate(present)
     }
-    shared = {DISPATCH.name: values[-1]}
+    shared = {DISPATCH.name: values[-2], STEP.name: values[-1]}
     partial = Fit({**defaults, **engines}, shared)
     if len(first):
 

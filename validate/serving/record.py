@@ -66,7 +66,7 @@ INTRODUCTION = """\
 `roofline validate serving`: time per output token (TPOT) and time to first token (TTFT) of measured servers, rows of
 aiconfigurator-core's `systems/silicon_sample.csv` (H100, H200; Llama-70B fp8 on B200 with nothing fitted to it), against the
 closed form of a steady load (`roofline/serving/closed_form.py`) over the calibrated kernels above. Operator constants are
-inherited as they are. Three constants of each engine, one shared by all and two shared ones of first tokens are fitted, with
+inherited as they are. Three constants of each engine, two shared by all and two shared ones of first tokens are fitted, with
 declared priors (`roofline/expected/serving.py`), and written by `roofline validate calibrate --serving`.
 
 * `fit`: the committed constants on the rows that they were fitted to. `unseen_model`, `unseen_gpu`: fitted anew without that
