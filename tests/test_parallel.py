@@ -400,3 +400,27 @@ def test_bad_meshes_are_one_line_on_stderr(capsys, arguments, text):
     code, out, err = cli(capsys, "fit", "llama-3.1-70b", "-g", "h100-sxm", *arguments)
     assert (code, out) == (2, "")
     assert text in err
+
+
+def test_imbalance_and_microbatches_are_options_of_a_mesh(cli):
+    """The busiest expert rank sets the pace; with one batch in flight stages wait for each other (bubbles)."""
+
+    def bound(*arguments: object) -> tuple[str, float]:
+        (found,) = cli("what-if", *arguments, "--gpu", "h100-sxm", "--batch", 64, "--context", 2000, "-o", "json").records
+        return found["mesh"], found["tpot_bound_s"]
+
+    spread = ("qwen3-30b-a3b", "--tp", 4, "--ep", 4)
+    even, uneven = bound(*spread), bound(*spread, "--imbalance", 1.5)
+    assert (even[0], uneven[0]) == ("--tp 4 --ep 4", "--tp 4 --ep 4 --imbalance 1.5")
+    assert uneven[1] > even[1]
+    stages = ("llama-3.1-70b", "--pp", 4)
+    full, one = bound(*stages), bound(*stages, "--microbatches", 1)
+    assert one[0] == "--pp 4 --microbatches 1"
+    assert one[1] > full[1]
+    for arguments, text in (
+        (("--imbalance", 2), "imbalance: it matters with several GPUs only"), (("--tp", 2, "--imbalance", 0.5), "imbalance: "),
+        (("--tp", 2, "--microbatches", 0), "microbatches: "), (("--tp", 2, "--imbalance", "1,2"), "imbalance: '1,2' are several"),
+    ):  # fmt: skip
+        answer = cli("what-if", "llama-3.1-8b", "--gpu", "h100-sxm", *arguments)
+        assert (answer.code, answer.err.count("\n")) == (2, 1)
+        assert text in answer.err

@@ -33,27 +33,38 @@ class Meshes:
     """The meshes that were asked for, as sizes of each axis; none where no option was given.
 
     Attributes:
-        sizes: axis -> values. node: GPUs of a server, where said.
+        sizes: axis -> values. node: GPUs of a server, where said. more: what else a mesh is told, where said.
     """
 
     sizes: dict[str, list[int]]
     node: int | None
+    more: dict[str, Any]
 
     def all(self) -> list[Mesh | None]:
         """Every combination; [None], one GPU, where nothing was asked for. Raises InputError where one does not fit together."""
         if not self.sizes:
             if self.node is not None:
                 raise InputError("node: a server's size matters with several GPUs only; add --tp, --pp or --dp")
+            if self.more:
+                raise InputError(f"{next(iter(self.more))}: it matters with several GPUs only; add --tp, --pp, --dp or --ep")
             return [None]
         from roofline.parallel.mesh import Mesh
 
         axes = [self.sizes.get(axis, [1]) for axis in AXES]
-        return [Mesh(tp, pp, dp, ep, sp, node=self.node) for tp, pp, dp, ep, sp in itertools.product(*axes)]
+        return [Mesh(tp, pp, dp, ep, sp, node=self.node, **self.more) for tp, pp, dp, ep, sp in itertools.product(*axes)]
 
 
-def _meshes(node: str | None, **given: list[str] | None) -> Meshes:
+def _meshes(node: str | None, imbalance: str | None, microbatches: str | None, **given: list[str] | None) -> Meshes:
     sizes = {axis: sweeps.whole_numbers(texts, axis) for axis, texts in given.items() if texts}
-    return Meshes(sizes, sweeps.whole_numbers([node], "node")[0] if node else None)
+    more: dict[str, Any] = {}
+    if imbalance:
+        values = sweeps.at_least([imbalance], "imbalance", 1)
+        if len(values) != 1:
+            raise InputError(f"imbalance: {imbalance!r} are several values; give one")
+        more["imbalance"] = values[0]
+    if microbatches:
+        more["microbatches"] = sweeps.whole_numbers([microbatches], "microbatches")[0]
+    return Meshes(sizes, sweeps.whole_numbers([node], "node")[0] if node else None, more)
 
 
 MESH_OPTIONS = Bundle(
@@ -65,6 +76,20 @@ MESH_OPTIONS = Bundle(
         "node": (
             Annotated[
                 str | None, typer.Option("--node", metavar="N", help="GPUs of one server.  [default: what the GPU's file says]")
+            ],
+            None,
+        ),
+        "imbalance": (
+            Annotated[
+                str | None,
+                typer.Option("--imbalance", metavar="X", help="Rows of the busiest expert rank over the mean.  [default: 1]"),
+            ],
+            None,
+        ),
+        "microbatches": (
+            Annotated[
+                str | None,
+                typer.Option("--microbatches", metavar="N", help="Batches in flight in the pipeline.  [default: one per stage]"),
             ],
             None,
         ),

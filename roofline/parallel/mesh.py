@@ -106,8 +106,11 @@ class Mesh:
 
     @property
     def flags(self) -> str:
-        """The axes above 1 as options: "--tp 8 --pp 2"."""
-        return " ".join(f"--{name} {getattr(self, name)}" for name in ("tp", "pp", "dp", "ep", "sp") if getattr(self, name) > 1)
+        """The axes above 1, and what else was said, as options: "--tp 8 --pp 2"."""
+        found = [f"--{name} {getattr(self, name)}" for name in ("tp", "pp", "dp", "ep", "sp") if getattr(self, name) > 1]
+        found += [f"--imbalance {float(self.imbalance):g}"] if self.imbalance != 1 else []
+        found += [f"--microbatches {self.microbatches}"] if self.microbatches is not None else []
+        return " ".join(found)
 
     def server(self, accelerator: Accelerator) -> int:
         """Accelerators that share a server. Raises InputError where neither mesh nor accelerator says it and it matters."""
