@@ -66,9 +66,9 @@ LIMITS = """\
 * The factor of a borrowing device is fitted on 16-bit matrix multiplications and holds for them alone. On Blackwell it says
   that their fixed times are 0.63 to 0.73 of the H100's (1.8 us against 2.5 us for the shortest), which no datasheet tells;
   kernels that quantise beside the matmul, and matmuls per head, show nothing of it. On A100 it is 1.02: nearly a bare swap.
-* L40S: 16-bit matmuls err by 18 to 21 %. Fitted alone they attain 0.66 to 0.70 of the peak, and the last-level cache delivers half of
-  what the swap gives: the clock under load, and what feeds tiles in that cache, are in no datasheet. Its cache of 96 MB is:
-  six copies of weights of 16 MB stay in it, and rows of twice that do not.
+* L40S: 16-bit matmuls err by 18 to 21 %. Fitted alone they attain 0.66 to 0.70 of the peak, and the last-level cache
+  delivers half of what the swap gives: the clock under load, and what feeds tiles in that cache, are in no datasheet. Its
+  96 MB of cache are: six copies of weights of 16 MB stay in it, and six of twice that do not.
 * What the power limit leaves in a long run goes by the cube root of watts per FLOP/s, as if one FLOP took one energy on all
   devices. Fitted alone, B200 keeps 3 to 14 % more than that, and H200, whose memory draws more, 3 to 9 % less.
 * Serving a whole model is more than the sum of its operators: see whole servers, and the throughputs among published figures.
