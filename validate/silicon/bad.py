@@ -52,8 +52,10 @@ class Group:
         raise InputError(f"bad_rows.toml: rule {self.rule!r} is unknown; use where, monotonic, parts or all")
 
 
-LAYER = [*WORK, "moe_tp_size", "moe_ep_size"]
-"""What is done, and the numbers of ranks that share the width and the experts."""
+RANKS = ["moe_tp_size", "moe_ep_size"]
+"""Numbers of ranks that share the width and the experts."""
+MOST_RANKS, MOST_TOKENS = 2**12, 2**24
+"""Ranks, and tokens, of which no layer has as many: a layer is one whole number by them."""
 
 
 def _slower(keys: Any, factor: float, rivals: Iterable[tuple[int, Any]]) -> Any:
@@ -63,10 +65,18 @@ def _slower(keys: Any, factor: float, rivals: Iterable[tuple[int, Any]]) -> Any:
     """
     import numpy
 
-    latency = keys.groupby(LAYER, observed=True)["latency"].mean()
+    kind = keys.groupby(WORK[1:], observed=True).ngroup()
+
+    def numbered(layers: Any) -> Any:
+        number = kind * MOST_TOKENS + layers[WORK[0]]
+        for ranks in RANKS:
+            number = number * MOST_RANKS + layers[ranks]
+        return number
+
+    latency = keys["latency"].groupby(numbered(keys)).mean()
 
     def measured(layers: Any) -> Any:
-        return layers[LAYER].join(latency, on=LAYER)["latency"].to_numpy()
+        return numbered(layers).map(latency).to_numpy()
 
     mine = measured(keys)
     return numpy.logical_or.reduce([mine > factor * runs * measured(layers) for runs, layers in rivals])
@@ -76,7 +86,7 @@ def slower_than_double(keys: Any, factor: float) -> Any:
     """Rows slower by ``factor`` than the same layer with more work: on half the ranks, or with the next number of tokens."""
     tokens = sorted(set(keys[WORK[0]].tolist()))
     following = dict(zip(tokens, [*tokens[1:], 0], strict=True))
-    halves = (keys.assign(**{ranks: keys[ranks] // 2}) for ranks in LAYER[-2:])
+    halves = (keys.assign(**{ranks: keys[ranks] // 2}) for ranks in RANKS)
     return _slower(keys, factor, ((1, layers) for layers in (*halves, keys.assign(num_tokens=keys["num_tokens"].map(following)))))
 
 
