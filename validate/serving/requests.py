@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roofline.accelerator import load_accelerator
 from roofline.configs.load import load_model
 from roofline.edits import Edit, apply, dtype, kv_dtype
+from roofline.inference import Deployment
 from roofline.parallel.mesh import Mesh
 from roofline.serving.calibrated import ExpectedSteps
 from roofline.serving.steps import BoundSteps, StepShape
@@ -51,6 +52,13 @@ class Single:
         return "Vulkan" not in self.source
 
 
+def _alone(deployment: Deployment, engine: str) -> ExpectedSteps:
+    """Step times without what a server's host does once for a step with prompts."""
+    times = ExpectedSteps(deployment, engine)
+    times.constants = replace(times.constants, step_us=0.0)
+    return times
+
+
 def singles() -> Iterator[Single]:
     """Every published row."""
     with FILE.open(encoding="utf-8", newline="") as file:
@@ -65,7 +73,7 @@ def singles() -> Iterator[Single]:
             yield Single(
                 row["what"], row["engine"], row["model"], row["gpu"], gpus, row["weights"], tokens,
                 float(row["milliseconds"]) * 1e-3, BoundSteps(deployment).seconds(shape),
-                ExpectedSteps(deployment, row["engine"]).seconds(shape), row["source"], row["comment"],
+                _alone(deployment, row["engine"]).seconds(shape), row["source"], row["comment"],
             )  # fmt: skip
 
 
