@@ -25,6 +25,7 @@ from roofline.planner.setups import Setup, Variant, setups, stored_formats, vari
 from roofline.planner.sizing import Drafting, size
 from roofline.planner.solve import Question
 from roofline.planner.verify import Verdict, simulate
+from roofline.serving.lengths import parse_length
 from roofline.serving.metrics import Objective
 from roofline.sharded import ShardedDeployment
 
@@ -53,11 +54,18 @@ REFUTED: list[int] = []
 @given(
     st.integers(50, 2000), st.integers(2, 300), st.sampled_from(["rate", "users"]), st.floats(0.2, 20.0),
     st.integers(0, 40), st.floats(0.9, 1.2), st.floats(0.97, 1.1), st.sampled_from([90.0, 99.0]),
+    st.sampled_from(["alike", "long tails", "sessions"]),
 )  # fmt: skip
-@settings(max_examples=10, deadline=None, derandomize=True, phases=[Phase.generate])
-def test_nothing_is_recommended_that_the_simulator_says_misses(isl, osl, load_is, amount, pick, slack, pace, percentile):
+@settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate])
+def test_nothing_is_recommended_that_the_simulator_says_misses(isl, osl, load_is, amount, pick, slack, pace, percentile, shape):
     """Limits lie close to what the closed form says of some deployment, so that the simulator has a say."""
-    load = demand(isl, osl, rate=amount) if load_is == "rate" else demand(isl, osl, concurrency=max(1, round(4 * amount)))
+    come = {"rate": amount} if load_is == "rate" else {"concurrency": max(1, round(4 * amount))}
+    load = demand(isl, osl, **come)
+    if shape == "long tails":
+        load = demand(*(parse_length(f"lognormal:{mean}:0.7", "isl") for mean in (isl, osl)), **come, most=LONGEST)
+    elif shape == "sessions":
+        come = {"rate": amount / 4} if load_is == "rate" else come
+        load = demand(isl // 5 + 1, osl, **come, prefix=300, turns=4, think_s=1.0, kept=True, most=LONGEST)
     plans = searched(load, Objective(percentile=percentile)).plans
     sized = settled(plans[pick % len(plans)], load, Objective(percentile=percentile)).sized
     objective = Objective(sized.ttft_high_s * slack, sized.tpot_s * pace, percentile)
@@ -70,6 +78,7 @@ def test_nothing_is_recommended_that_the_simulator_says_misses(isl, osl, load_is
         assert again.ttft_high_s <= objective.ttft_s
         assert again.tpot_s <= objective.tpot_s
         assert again.refused == 0
+        assert (again.hits > 0) == load.kept
     for choice in chosen.refuted:
         assert not choice.verdict.met
     REFUTED.append(len(chosen.refuted))
