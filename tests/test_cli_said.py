@@ -76,7 +76,8 @@ def test_a_plan_that_finds_nothing_says_so_in_marked_lines(cli: Cli) -> None:
 def test_what_a_model_assumes_and_leaves_out_follows_it_into_plans_fleets_and_simulations(cli: Cli, tmp_path: Path) -> None:
     config = (
         '{"model_type": "llama", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 8, '
-        '"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}'
+        '"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 32000, '
+        '"max_position_embeddings": 4096, "torch_dtype": "bfloat16"}'
     )
     (tmp_path / "config.json").write_text(config, encoding="utf-8")
     load = ("--gpu", "h100-sxm", "--isl", 100, "--osl", 20)
