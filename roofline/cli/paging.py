@@ -86,6 +86,16 @@ def _sharing(lengths: Lengths, samples: int, block: int) -> str:
     )
 
 
+def _beams(lengths: Lengths, beams: int, block: int) -> str:
+    from roofline.serving.beams import beam_sharing
+
+    saved, copies = beam_sharing(lengths.prompt, beams, lengths.output, block)
+    return (
+        f"{beams} beams of one prompt of {lengths.prompt:,}: {100 * saved:.1f} % of their blocks saved over an output of "
+        f"{lengths.output:,}, {copies:,.0f} copied on write (each beam follows any beam of the step before, all equally likely)"
+    )
+
+
 @bundled(out=OUTPUT)
 def paging(
     model: Annotated[
@@ -109,6 +119,9 @@ def paging(
     ] = "1",
     samples: Annotated[
         str | None, typer.Option("--samples", metavar="N", help="Outputs of one prompt: adds what sharing blocks saves.")
+    ] = None,
+    beams: Annotated[
+        str | None, typer.Option("--beams", metavar="N", help="Beams of a search: adds what they share, step by step.")
     ] = None,
     *,
     out: Output,
@@ -150,6 +163,7 @@ def paging(
             "bold",
         ),
         *([_sharing(lengths, _one(samples, "samples", 1), block)] if samples else []),
+        *([_beams(lengths, _one(beams, "beams", 1), block)] if beams else []),
         "",
     )
     out.records(records, lambda: _cells(records))
