@@ -33,7 +33,7 @@ def place(tile, rows, columns, GROUP: tl.constexpr):
     """Row and column of a tile, GROUP rows at a time, so that tiles that run together share their operands in L2."""
     per_group = GROUP * columns
     first = tile // per_group * GROUP
-    height = tl.minimum(rows - first, GROUP)
+    height = tl.minimum(-(first - rows), GROUP)  # a number of rows known beforehand stays a number in every interpreter
     return first + tile % per_group % height, tile % per_group // height
 
 
