@@ -1,4 +1,4 @@
-"""SGLang's admission: room for what those who run are expected to write (sgl-project/sglang, schedule_policy.py, PrefillAdder)."""
+"""SGLang's admission: room for what running requests should write (sgl-project/sglang, schedule_policy.py, PrefillAdder)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class Even:
         return numpy.ones(steps)
 
 
-def served(tokens: int, prompts: list[int], outputs: list[int], estimate: Estimate | None = Estimate(), **load: Any) -> Any:
+DEFAULT = Estimate()
+
+
+def served(tokens: int, prompts: list[int], outputs: list[int], estimate: Estimate | None = DEFAULT, **load: Any) -> Any:
     replica = Replica(Even(), Policy("prefill-first", 64, 8192, estimate=estimate), Counted(tokens, 1), record=True)
     outcome = Cluster([replica]).serve(Workload(numpy.zeros(len(prompts)), numpy.array(prompts), numpy.array(outputs), **load))
     assert replica.pool.used == 0

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from roofline.errors import InputError
 from roofline.serving.cluster import Cluster, Link, Outcome
-from roofline.serving.lengths import Distribution
 from roofline.serving.expectation import Estimate
+from roofline.serving.lengths import Distribution
 from roofline.serving.policies import SCHEDULERS, Policy
 from roofline.serving.pool import Cached, Counted
 from roofline.serving.replica import Replica, Speculation, Swap
