@@ -15,6 +15,7 @@ from roofline.validate.record import read, recorded_gpus
 from roofline.validate.scores import BANDS, extrapolations
 from roofline.validate.serving.record import markdown as serving
 from roofline.validate.silicon.bad import LIST
+from roofline.validate.splits import distinct
 
 INTRODUCTION = """\
 # Validation: expected times against measurements
@@ -157,7 +158,9 @@ def _gpu(gpu: str) -> Iterator[str]:
 
 def _extrapolated(gpu: str, rows: Iterable[dict[str, str]]) -> Iterator[str]:
     """Judged families of the ``larger`` split, met or missed; how the others fare in one line."""
-    by_name: dict[str, float] = {family.name: family.mape for family in families(gpu).values()}
+    known = families(gpu)
+    names = distinct(known)
+    by_name: dict[str, float] = {names[key]: family.mape for key, family in known.items()}
     found = list(extrapolations(rows, by_name))
     judged = [one for one in found if one.limit is not None]
     others = [one for one in found if one.limit is None]

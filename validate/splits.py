@@ -7,6 +7,7 @@ whose label has an even sha256), ``larger`` the half with the longer bounds, ``o
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,19 @@ HIDDEN = {
     "module_decode_q": ("memory", "matrix", "overlap"), "sparse_decode_q": ("memory", "matrix", "overlap"),
 }  # fmt: skip
 """Model -> constants that the smaller half of its rows hides under overhead: ``larger`` keeps them at the shared prior."""
+
+
+def distinct(families: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """(family, model) -> a name of its own: the kernel is followed by the time model where several share the family's name."""
+    pairs = list(families)
+    shared = {name for name, times in Counter(name for name, _ in pairs).items() if times > 1}
+
+    def named(name: str, model: str) -> str:
+        cls, _, rest = name.partition(" ")
+        kernel, space, dtype = rest.partition(" ")
+        return f"{cls} {kernel}/{model.removesuffix('_q')}{space}{dtype}" if name in shared else name
+
+    return {(name, model): named(name, model) for name, model in pairs}
 
 
 def even(labels: Any) -> Any:
@@ -56,7 +70,9 @@ def refits(gpu: str, classes: Iterable[str] | None = None) -> Iterator[Score]:
     """Scores of every family on every split that it allows."""
     chip = chip_of(gpu)
     groups = cleaned(frames(gpu, classes))
-    for (name, model), many in sorted(groups.items()):
+    names = distinct(groups)
+    for (family, model), many in sorted(groups.items()):
+        name = names[family, model]
         for split in ("unseen_shape", "unseen_model", "larger"):
             masks = sides(many, split, chip)
             held = HIDDEN.get(model, ()) if split == "larger" else ()
@@ -64,7 +80,7 @@ def refits(gpu: str, classes: Iterable[str] | None = None) -> Iterator[Score]:
             if masks is not None:
                 training, rest = halves(many, [~mask for mask in masks]), halves(many, masks)
                 yield _score(name, rest, chip, fit(training, chip, ROWS, held), split, note)
-        donor = _donor(gpu, name, model)
+        donor = _donor(gpu, family, model)
         if donor is not None:
             yield _score(name, many, chip, dict(donor[1]), "other_framework", f"constants of {donor[0]}")
 

@@ -13,7 +13,7 @@ from roofline.expected.attention import DECODE
 from roofline.expected.calibration import _family, base_of, families, family_of, like, scale_of, transferred
 from roofline.expected.gemm import GEMM
 from roofline.expected.model import MORE_FOR_QUANTISE, MOST_CONSTANTS, Chip, overlap
-from roofline.expected.module import MODULE_PREFILL, projections_seconds, quantised
+from roofline.expected.module import HOST_QUANTISED_US, MODULE_PREFILL, SPARSE_PREFILL, projections_seconds, quantised
 from roofline.expected.moe import MOE, copied
 from roofline.expected.registry import MODELS
 
@@ -156,6 +156,23 @@ def test_only_memory_that_is_read_makes_an_h200_faster() -> None:
     assert projections_seconds(block, h100, slow) == pytest.approx(projections_seconds(block, h200, slow), rel=1e-9)
     ratio = projections_seconds(block, h100, fast) / projections_seconds(block, h200, fast)
     assert ratio == pytest.approx(h200.bandwidth / h100.bandwidth, rel=0.01)
+
+
+def test_the_host_takes_longer_for_every_projection_that_quantises_its_input() -> None:
+    names = ("flops", "bytes", "entries", "tokens", "behind", "groups", "heads", "heads_per_group", "sequences", "width")
+    block = {
+        **{f"core.{name}": 1.0 for name in (*names, "value_width")}, "core.unit": "bf16", "other.bytes": 1.0, "index.flops": 1.0,
+        "index.bytes": 1.0, "core.heads": 64.0,
+    }  # fmt: skip
+    for model in (quantised(MODULE_PREFILL), quantised(SPARSE_PREFILL)):
+        constants = {**model.start, "host_us": 1000.0}
+        plain, eight_bit, graphed = (
+            float(model.seconds({**block, **more}, H100, constants))
+            for more in ({}, {"host.quantised": 5.0}, {"host.quantised": 5.0, "eager": 0.0})
+        )
+        assert plain == pytest.approx(1e-3, rel=1e-3)
+        assert eight_bit - plain == pytest.approx(5 * HOST_QUANTISED_US * 1e-6, rel=1e-3) != 0
+        assert graphed < 1e-4
 
 
 def test_rows_are_copied_quantised_and_summed_around_the_matmuls_of_experts() -> None:

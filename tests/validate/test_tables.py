@@ -12,11 +12,13 @@ import pytest
 
 from roofline.components.block_sparse import BlockSparseAttention
 from roofline.errors import InputError
+from roofline.expected.calibration import families
 from roofline.validate.document import TABLES
 from roofline.validate.gate import UNEXPLAINED
-from roofline.validate.record import read, recorded_gpus
+from roofline.validate.record import harder, read, recorded_gpus
 from roofline.validate.report import UNFITTED, score_silicon
 from roofline.validate.scores import BANDS, SPLITS
+from roofline.validate.splits import distinct
 from roofline.work import Work
 
 pytest.importorskip("aiconfigurator_core", reason="measured rows come from aiconfigurator-core, which is not installed")
@@ -91,6 +93,13 @@ def test_blocks_of_minimax_m3_are_the_sum_of_their_parts() -> None:
     assert frame.cost.matrix_flops[700] == cost.matrix_flops
 
 
+def test_tiles_of_scores_are_full_and_in_whole_waves_or_cost_as_if_they_were() -> None:
+    assert msa.padding(Work(1, 64, 0), 1, 132) == 132
+    assert msa.padding(Work(1, 1, 4096), 4, 132) == 64 * 132 / 4
+    assert msa.padding(Work(132, 64, 0), 1, 132) == 1
+    assert msa.padding(Work(133, 64, 0), 1, 132) == 2 * 132 / 133
+
+
 def test_no_block_of_minimax_m3_beats_the_bound_and_one_that_read_every_key_would() -> None:
     found = list(msa.frames("h100-sxm"))
     assert sum(map(len, found)) > 40_000
@@ -104,6 +113,29 @@ def test_no_block_of_minimax_m3_beats_the_bound_and_one_that_read_every_key_woul
 @pytest.fixture(scope="module")
 def scores() -> list:
     return score_silicon("h100-sxm")
+
+
+def line(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells a line of the report from all others."""
+    return tuple(record[name] for name in ("gpu", "class", "dtype", "kernel", "split", "band"))
+
+
+def test_no_two_lines_of_a_report_are_called_the_same(scores) -> None:
+    report = Counter(line(score.record()) for score in [*scores, *harder("h100-sxm")])
+    assert [names for names, times in report.items() if times > 1] == []
+    for gpu in recorded_gpus():
+        recorded = Counter(map(line, read(gpu)))
+        assert [names for names, times in recorded.items() if times > 1] == []
+
+
+def test_families_of_one_name_are_told_apart_by_their_time_model() -> None:
+    block = "mla_module a/b fp8"
+    pairs = [(block, "module_decode_q"), (block, "module_prefill_q"), ("collective n/n", "exchange")]
+    assert list(distinct(pairs).values()) == [
+        "mla_module a/b/module_decode fp8", "mla_module a/b/module_prefill fp8", "collective n/n",
+    ]  # fmt: skip
+    known = families("h100-sxm")
+    assert len({name for name, _ in known}) < len(known) == len(set(distinct(known).values()))
 
 
 def test_every_line_keeps_the_contract_and_every_class_has_some(scores) -> None:

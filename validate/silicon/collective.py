@@ -29,9 +29,9 @@ def frames(gpu: str) -> Iterator[Frame]:
                 yield _family(table, rows.reset_index(drop=True), "nccl", str(kind), "nccl_dtype")
     for table in tables(gpu, "comm", "custom_allreduce_perf"):
         mode = "backend" if "backend" in table.rows else "kernel_source"
-        for name, rows in table.rows.groupby(mode, sort=True):
-            kernel = "custom_eager" if "eager" in str(name) else "custom_graph"
-            yield _family(table, rows.reset_index(drop=True), kernel, "all_reduce", "allreduce_dtype")
+        eager = table.rows[mode].astype(str).str.contains("eager")
+        for kernel, rows in table.rows.groupby(eager.map({True: "custom_eager", False: "custom_graph"}), sort=True):
+            yield _family(table, rows.reset_index(drop=True), str(kernel), "all_reduce", "allreduce_dtype")
 
 
 def _family(table: Table, rows: Any, kernel: str, kind: str, dtype: str) -> Frame:

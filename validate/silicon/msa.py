@@ -11,6 +11,7 @@ from typing import Any
 
 from roofline.accelerator import load_accelerator
 from roofline.components.block_sparse import BlockSparseAttention
+from roofline.expected.arithmetic import ceil
 from roofline.expected.latent import HEAD_ROWS
 from roofline.expected.module import SPARSE_DECODE, SPARSE_PREFILL, quantised
 from roofline.validate.silicon.attention import KV, SHORT
@@ -25,6 +26,8 @@ MINIMAX_M3: dict[str, Any] = {
     "index_rotary": 64,
 }  # fmt: skip
 HEADS_PER_GROUP = 16
+SCORE_ROWS = 64
+"""Queries of one tile of scores: its CTA walks through the whole history, alone, however few tiles there are."""
 GRAPHED = {"vllm": True, "sglang": False}
 """Framework -> whether a prefill is replayed as a graph; the host sets the pace elsewhere. Others are not read."""
 
@@ -44,19 +47,27 @@ def block(heads: int, gemm: str, kv: str) -> BlockSparseAttention:
     return BlockSparseAttention(**MINIMAX_M3, N=heads, K=groups, index_heads=groups, kv=KV[kv], weight=WEIGHTS[gemm])
 
 
+def padding(work: Work, groups: int, sms: float) -> Any:
+    """Work of the tiles of a prefill's scores, in whole waves of CTAs, over the work that queries ask for."""
+    tiles = ceil(work.T / SCORE_ROWS)
+    ctas = work.B * groups * tiles
+    return tiles * SCORE_ROWS / work.T * ceil(ctas / sms) * sms / ctas
+
+
 def _module(table: Table, rows: Any, gemm: str, kv: str, decode: bool) -> Frame:
     """One family for all formats of a framework. Tiles hold the heads of a group and nothing else: no row of them is empty."""
     scatter, numbers = Scatter(len(rows)), Numbers(rows)
     units: dict[str, str] = {}
     chip = load_accelerator(table.gpu)
-    slower = float(chip.rate("fp8") / chip.rate("bf16"))
+    slower, sms = float(chip.rate("fp8") / chip.rate("bf16")), float(chip.chip["sm_count"].value)
     for (heads,), index in structures(rows, ["num_heads"]):
         part = numbers.at(index)
         work = Work(part["batch_size"], part["isl"], part["step"])
         whole = block(heads, gemm, kv)
         _, units = scatter_block(scatter, index, whole.parts, work)
+        walked = slower if decode else slower * padding(work, whole.K, sms)
         for name, value in {
-            "index.flops": slower * scatter.columns["index.flops"][index], "core.heads": HEAD_ROWS,
+            "index.flops": walked * scatter.columns["index.flops"][index], "core.heads": HEAD_ROWS,
             "core.sequences": work.B * work.T * whole.K,
             "eager": eager_decode(table.framework, work.B) if decode else float(not GRAPHED[table.framework]),
         }.items():  # fmt: skip

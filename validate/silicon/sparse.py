@@ -27,7 +27,9 @@ SELECTED = 2048
 MOST_GRAPHED = 256
 STEP_COUNTS_NEW = ("vllm", "trtllm")
 GRAPHED = ("trtllm",)
-"""Frameworks that replay a prefill as a graph: elsewhere the host sets the pace, and that depends on the weight format."""
+"""Frameworks that replay a prefill as a graph: elsewhere the host sets the pace, and needs longer for 8-bit projections."""
+APART = ("vllm",)
+"""Frameworks whose prefills have constants for each weight format: shared ones err half as much again."""
 
 
 def frames(gpu: str) -> Iterator[Frame]:
@@ -84,11 +86,13 @@ def _module(table: Table, rows: Any, kernel: str, gemm: str, kv: str, decode: bo
             "core.width": whole.H + whole.P, "core.value_width": whole.value_width,
         }.items():  # fmt: skip
             scatter.put("columns", name, index, value)
+        narrow = sum(unit != "bf16" for name, unit in units.items() if name.startswith("linear"))
+        scatter.put("columns", "host.quantised", index, 0 if table.framework in GRAPHED else narrow)
         if dense:
             scatter.put("columns", "core.sequences", index, work.B)
     model = quantised(MODULE_PREFILL if dense else SPARSE_DECODE if decode else SPARSE_PREFILL)
     phase = "decode" if decode else "prefill"
-    apart = "" if decode or table.framework in GRAPHED else f"{SHORT.get(gemm, gemm)}-"
+    apart = f"{SHORT.get(gemm, gemm)}-" if table.framework in APART and not decode else ""
     return make(
         table, rows, "dsa", f"{SHORT.get(gemm, gemm)}-kv-{SHORT[kv]}", f"{kernel}/{phase}", scatter.cost, model,
         {**scatter.columns, **units}, ["architecture", "num_heads"], "architecture",
