@@ -141,7 +141,8 @@ def _singles() -> Iterator[str]:
     found = list(singles())
     yield (
         "Single requests, no server around them, and without its host's time for a step with prompts: published decode steps of "
-        "llama.cpp (its constants were fitted to these rows; 16 % with the GPU left out) and first tokens of TensorRT-LLM 0.5 (none fitted; kernels of 2026 against those of 2023). "
+        "llama.cpp (its constants were fitted to these rows; 16 % with the GPU left out) and first tokens of TensorRT-LLM "
+        "0.5 (none fitted; kernels of 2026 against those of 2023). "
         f"Mean error {_percent(mean_error(found, 'decode'))} % and {_percent(mean_error(found, 'first token'))} %."
     )
     yield ""
