@@ -44,7 +44,8 @@ SIDE_BY_SIDE = 3.0
 HOST_OVERLAP = 8.0
 HOST_QUANTISED_US = 80.0
 """What the host needs more for a projection that quantises its input [us]: the host's floors of 8-bit blocks in SGLang lie 73 to
-86 per projection above those of 16-bit ones on an H100, in blocks of three, four and five such projections alike."""
+86 per projection above those of 16-bit ones on an H100, in blocks of three, four and five such projections alike (in vLLM 58
+to 60; its families are one per weight format, so that the rest goes into their own floors)."""
 
 
 def projections_seconds(columns: Columns, chip: Chip, c: Mapping[str, float]) -> Any:
