@@ -198,3 +198,20 @@ def test_draft_lengths_asked_for_are_all_that_is_answered(cli: Cli) -> None:
 def test_a_sweep_that_is_too_large_names_the_import(cli: Cli) -> None:
     answer = cli("what-if", "llama-3.1-8b", "-g", "h100", "-b", "1:1000:+1", "-c", "1:1000:+1")
     assert "from roofline.sweep import decode_sweep" in answer.err
+
+
+def test_an_imbalance_that_no_expert_ranks_can_have_is_refused(cli: Cli) -> None:
+    """The busiest of n ranks holds at most n times the mean; a model whose experts are not spread has no busiest rank."""
+    load = ("--rate", 1, "--isl", 10, "--osl", 10, "--requests", 5)
+    for command, more in (("what-if", ()), ("simulate", load)):
+        question = (command, "mixtral-8x7b-v0.1", "-g", "h100-sxm", "--tp", 2, *more)
+        for arguments, text in (
+            (("--imbalance", 100), "imbalance: 100 is the busiest expert rank's share of the mean, and ep is 1"),
+            (("--ep", 2, "--imbalance", 2.5), "imbalance: 2.5 is more than the 2 expert ranks of --ep"),
+        ):
+            answer = cli(*question, *arguments)
+            assert (answer.code, answer.out) == (2, "")
+            assert text in answer.err
+        assert cli(*question, "--ep", 2, "--imbalance", 2).code == 0
+    dense = cli("what-if", "llama-3.1-8b", "-g", "h100-sxm", "--tp", 2, "--imbalance", 1.5)
+    assert (dense.code, "a model without experts has none" in dense.err) == (2, True)

@@ -64,10 +64,11 @@ class Mesh:
         sp: ranks of a tensor-parallel group over which the tokens of a cache are spread (decode context parallelism).
         microbatches: batches in flight in the pipeline; None for one per stage.
         algorithm: of all-reduces, "" for what the link offers: "switch" where it reduces, else "ring".
-        imbalance: rows of the busiest expert rank over the mean.
+        imbalance: rows of the busiest expert rank over the mean, from 1 to ep.
         node: accelerators of one server; None for what the accelerator's file says.
 
-    Raises InputError: a size below 1, expert parallelism that does not match tp x dp, sp that does not divide tp.
+    Raises InputError: a size below 1, expert parallelism that does not match tp x dp, sp that does not divide tp, an imbalance
+    that so many expert ranks cannot have.
     """
 
     tp: int = 1
@@ -93,6 +94,16 @@ class Mesh:
             raise InputError(f"microbatches: {self.microbatches} is out of range; give 1 or more")
         if self.imbalance < 1:
             raise InputError(f"imbalance: {float(self.imbalance):g} is below 1, the mean of all expert ranks")
+        if self.imbalance != 1 and self.ep == 1:
+            raise InputError(
+                f"imbalance: {float(self.imbalance):g} is the busiest expert rank's share of the mean, and ep is 1, so there is one "
+                "such rank; spread the experts with --ep 2 or more, or leave --imbalance out (a model without experts has none)"
+            )
+        if self.imbalance > self.ep:
+            raise InputError(
+                f"imbalance: {float(self.imbalance):g} is more than the {self.ep} expert ranks of --ep: the busiest holds at most all "
+                f"rows, {self.ep} times the mean; give 1 to {self.ep}"
+            )
 
     @property
     def ranks(self) -> int:
