@@ -91,3 +91,28 @@ def test_what_a_model_assumes_and_leaves_out_follows_it_into_plans_fleets_and_si
     towers = cli("simulate", "gemma-3-4b-it", *load, *few).out.splitlines()[-1]
     assert towers.startswith("not modelled: vision tower")
     assert towers in cli("simulate", "gemma-3-4b-it", *load, *few, "--engine", "vllm").out
+
+
+def test_the_formats_of_stored_weights_are_said_until_an_edit_changes_them(cli: Cli) -> None:
+    """A config that names no quantisation is read in its own dtype, whatever its name promises."""
+    plain, mixed = "weights in bf16 (the config names no quantisation)", "weights in mxfp4 and bf16 (as the config's quanti"
+    load = ("--rate", 1, "--isl", 100, "--osl", 5, "--requests", 20)
+    for command, more in (("what-if", ()), ("explain", ()), ("fit", ()), ("fit", ("--engine", "vllm")), ("simulate", load)):
+        assert f"assumes: {plain}" in cli(command, "llama-3.1-8b", "-g", "h100-sxm", *more).out
+    assert f"assumes: {plain}" in cli("models", "llama-3.1-8b").out
+    assert f"assumes: {mixed}" in cli("models", "gpt-oss-20b").out
+    for dtype in ("fp8", "Q4_K_M"):
+        assert plain not in cli("explain", "llama-3.1-8b", "-g", "h100-sxm", "--dtype", dtype).out
+
+
+def test_weights_multiply_in_a_unit_that_the_gpu_has(cli: Cli) -> None:
+    """Without a matrix unit for 4 bits the weights alone are narrow (W4A16), and no line says anything else."""
+    for model, gpu, more in (("llama-3.1-8b", "a100", ("--dtype", "nvfp4")), ("gpt-oss-20b", "h100-sxm", ())):
+        said = cli("explain", model, "-g", gpu, *more).out
+        assert "has no fp4 matrix unit" in said
+        assert "(W4A16)" in said
+        assert "W4A4" not in said
+        assert "fp4 work" not in said
+    both = cli("what-if", "gpt-oss-20b", "-g", "h100-sxm,b200-sxm").out
+    assert "assumes: on b200-sxm: mxfp4 weights multiply in the fp4 matrix unit" in both
+    assert "assumes: h100-sxm has no fp4 matrix unit" in both

@@ -80,7 +80,7 @@ class Column:
 
     def notes(self, places: Sequence[Place]) -> Iterator[str]:
         """What was assumed about the model at some of its places."""
-        yield from model_notes(self.variant.model)
+        yield from model_notes(self.variant.model, [place.point.accelerator for place in places])
         yield from beyond(self.variant.model, max(place.point.context for place in places))
 
 

@@ -301,7 +301,7 @@ def answer(
     notes = [
         f"assumes: {profile.about}; token budget {settings.batched_tokens:,}, {settings.sequences:,} sequences a step",
         f"assumes: {first.accelerator.id}: {memory_of(first.accelerator)}",
-        *(f"assumes: {line}" for line in model_notes(variants[-1].model)),
+        *(f"assumes: {line}" for line in model_notes(variants[-1].model, question.accelerators)),
         f"not modelled: {', '.join([*variants[-1].model.not_modelled, *NOT_MODELLED])}",
     ]
     failed = [found for found in results if not found.allocation.fits]

@@ -198,8 +198,9 @@ def notes(cases: Mapping[str, Model | Deployment], engine: str = "", batches: Co
     from roofline.plots.expected import expected_of
 
     models = {label: case if isinstance(case, Model) else case.model for label, case in cases.items()}
-    lines = [f"assumes: {line}" for line in merged([(label, model_notes(model)) for label, model in models.items()])]
     placed = {label: case for label, case in cases.items() if not isinstance(case, Model)}
+    chips = [case.accelerator for case in placed.values()]
+    lines = [f"assumes: {line}" for line in merged([(label, model_notes(model, chips)) for label, model in models.items()])]
     if not engine:
         lines += dict.fromkeys(f"assumes: {case.accelerator.id}: {memory_of(case.accelerator)}" for case in placed.values())
     else:

@@ -123,7 +123,7 @@ def _assumes(setup: Speculation, context: int) -> list[str]:
     from roofline.cli.verdict import beyond, merged, model_notes
 
     models = [setup.target, *([setup.draft] if setup.draft else [])]
-    return list(merged([(model.name, [*model_notes(model), *beyond(model, context)]) for model in models]))
+    return list(merged([(model.name, [*model_notes(model, [setup.accelerator]), *beyond(model, context)]) for model in models]))
 
 
 def _record(setup: Speculation, batch: int, context: int, about: Record, found: Round, best: bool) -> Record:

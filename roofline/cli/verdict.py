@@ -176,22 +176,34 @@ def roofs(points: Sequence[Point]) -> Iterator[str]:
         kinds = {q.kind for q in (gpu.bandwidth, *(gpu.compute[unit] for unit in units))}
         rates = ", ".join(f"{flop_rate(gpu.rate(unit))} {unit} dense" for unit in units)
         yield f"roofs of {gpu.id}: {rates}, {bandwidth(gpu.bandwidth.value)} ({'/'.join(sorted(kinds))}); {memory_of(gpu)}"
-        for unit in sorted(needed):
+        of_weights = {fmt.unit for point in own for fmt in point.variant.model.params_by_format}
+        for unit in sorted(needed - of_weights):
             if gpu.unit_for(unit) != unit:
                 yield f"{gpu.id} has no {unit} rate: {unit} work runs at the {gpu.unit_for(unit)} rate"
 
 
-def model_notes(model: Model) -> Iterator[str]:
-    """What was assumed about a model."""
+def model_notes(model: Model, gpus: Iterable[Accelerator] = ()) -> Iterator[str]:
+    """What was assumed about a model on accelerators; without any of them, where each has the units that it asks for."""
     yield from model.assumes
     if formats := state_formats(model):
         yield f"cached state in {' and '.join(formats)}"
+    known = {gpu.id: gpu for gpu in gpus}
     for fmt in sorted(model.params_by_format, key=lambda fmt: fmt.name):
-        if fmt.unit in QUANTISED:
-            width = fmt.unit.removeprefix("fp").removeprefix("int")
+        if fmt.unit not in QUANTISED:
+            continue
+        without = {name: gpu.unit_for(fmt.unit) for name, gpu in known.items() if gpu.unit_for(fmt.unit) != fmt.unit}
+        width = fmt.unit.removeprefix("fp").removeprefix("int")
+        if not without or len(without) < len(known):
+            where = f"on {', '.join(name for name in known if name not in without)}: " if without else ""
             yield (
-                f"{fmt.name} weights multiply in the {fmt.unit} matrix unit: activations are quantised to it as well "
+                f"{where}{fmt.name} weights multiply in the {fmt.unit} matrix unit: activations are quantised to it as well "
                 f"(W{fmt.element_bits}A{width}), from 16 bits in memory"
+            )
+        if without:
+            units = " or ".join(dict.fromkeys(without.values()))
+            yield (
+                f"{', '.join(without)} {'has' if len(without) == 1 else 'have'} no {fmt.unit} matrix unit: {fmt.name} weights are dequantised to 16 bits on the way "
+                f"to the {units} unit, at its rate (W{fmt.element_bits}A16)"
             )
 
 
@@ -221,7 +233,8 @@ def assumptions(
     for point in points:
         seen.setdefault((point.variant.label, place(point)), point)
     models = {point.variant.label: point.variant.model for point in seen.values()}
-    found.update(dict.fromkeys(merged([(label, model_notes(model)) for label, model in models.items()])))
+    chips = [point.accelerator for point in seen.values()]
+    found.update(dict.fromkeys(merged([(label, model_notes(model, chips)) for label, model in models.items()])))
     found.update(dict.fromkeys(_source_note(points[0], source)))
     if memory_only:
         gpus = {point.accelerator.id: point.accelerator for point in points}.values()

@@ -13,7 +13,7 @@ from typing import Any
 
 from roofline.configs.config import WIDTH, Config
 from roofline.configs.families import reader_of
-from roofline.configs.storage import Storage, base_format
+from roofline.configs.storage import QUANTISATION_KEYS, STORED_IN, Storage, base_format
 from roofline.errors import InputError, UnsupportedModel, suggest
 from roofline.model import Model
 
@@ -114,7 +114,7 @@ def read_storage(config: Config, inner: Config | None = None) -> Storage:
     source = inner if inner is not None and ("torch_dtype" in inner or "dtype" in inner) else config
     base = base_format(source)
     for holder in (config, inner):
-        for key in ("quantization_config", "quantization"):
+        for key in QUANTISATION_KEYS:
             if holder is not None and holder.get(key):
                 from roofline.configs.quantization import read_quantization
 
@@ -141,7 +141,17 @@ def read_config(data: Mapping[str, Any], name: str, storage: Storage | None = No
     text = config.section("text_config") if isinstance(config.get("text_config"), Mapping) else None
     nested = text is not None and not any(key in config for key in WIDTH)
     model: Model = reader_of(kind, nested)(config, storage or read_storage(config, text), name)
-    return model
+    return model if storage else replace(model, assumes=(*model.assumes, _stored_as(config, text, model)))
+
+
+def _stored_as(config: Config, inner: Config | None, model: Model) -> str:
+    """In which formats weights are read as stored, and what of the config says so."""
+    params = model.params_by_format
+    total = sum(params.values())
+    names = [fmt.name for fmt in sorted(params, key=params.__getitem__, reverse=True) if 1000 * params[fmt] >= total]
+    named = any(holder is not None and holder.get(key) for holder in (config, inner) for key in QUANTISATION_KEYS)
+    says = "as the config's quantisation says" if named else "the config names no quantisation"
+    return f"{STORED_IN}{' and '.join(names) or 'no format'} ({says})"
 
 
 def _load_gguf(path: Path) -> Model:

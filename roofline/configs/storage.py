@@ -94,6 +94,12 @@ def heads_of(path: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
+QUANTISATION_KEYS = ("quantization_config", "quantization")
+"""Sections that say how weights are quantised: a config's own, and the one of an hf_quant_config.json."""
+STORED_IN = "weights in "
+"""How the note begins that names the formats of a config's weights."""
+
+
 def tails_of(path: str) -> list[str]:
     """The ends of a module path: "a.b.c", "b.c", "c"."""
     parts = path.split(".")

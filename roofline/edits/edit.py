@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from roofline.components.base import Component
+from roofline.configs.storage import STORED_IN
 from roofline.errors import InputError
 from roofline.model import Layer, Model
 
@@ -39,6 +40,11 @@ def apply(model: Model, edits: Sequence[Edit]) -> Model:
         notes = (edit.note,) if edit.note and edit.note not in changed.assumes else ()
         model = replace(changed, assumes=(*changed.assumes, *notes))
     return model
+
+
+def restored(model: Model) -> Model:
+    """The model without the note that names the formats that its config stores weights in, once they are others."""
+    return replace(model, assumes=tuple(note for note in model.assumes if not note.startswith(STORED_IN)))
 
 
 def map_component(component: Component, change: Change) -> Any:

@@ -18,7 +18,7 @@ from roofline.components.feedforward import MLP
 from roofline.components.linear import Embedding
 from roofline.components.mixing import Norm
 from roofline.components.moe import MoE
-from roofline.edits.edit import Edit, map_component, map_layers
+from roofline.edits.edit import Edit, map_component, map_layers, restored
 from roofline.errors import InputError
 from roofline.formats import FORMATS, FP16, FP32, Format
 from roofline.model import Layer, Model
@@ -183,7 +183,7 @@ def gguf_mix(name: str) -> Edit:
         embedding = tuple(replace(part, weight=table) if isinstance(part, Embedding) else part for part in model.embedding)
         heads = tuple(replace(part, weight=head) for part in model.head)  # type: ignore[type-var]
         edited_model = replace(model, layers=tuple(layers), embedding=embedding, head=heads)
-        return with_vectors(edited_model, FP32, FP32)
+        return restored(with_vectors(edited_model, FP32, FP32))
 
     note = f"{name.upper()} as llama.cpp mixes it for separate queries, keys and values, without an importance matrix"
     return Edit(flag, change, note)

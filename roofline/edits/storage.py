@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from roofline.components.base import Component
-from roofline.edits.edit import Edit, map_component, map_layers
+from roofline.edits.edit import Edit, map_component, map_layers, restored
 from roofline.edits.gguf_mix import MIXES, gguf_mix
 from roofline.errors import InputError
 from roofline.formats import Format, format_named
@@ -47,6 +47,7 @@ def dtype(name: str) -> Edit:
             return _restore(component, fmt)
 
         edited = map_layers(model, one)
+        edited = restored(edited)
         if edited.encoder is not None:
             layers = tuple(map_component(layer, one) for layer in edited.encoder.layers)
             edited = replace(edited, encoder=replace(edited.encoder, layers=layers))
