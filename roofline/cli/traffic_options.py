@@ -168,8 +168,8 @@ def _traffic(**given: Any) -> Traffic:
     if "warm_up" in texts or "cool_down" in texts:
         ends = [f"the {which} {texts[name]}" for name, which in (("warm_up", "first"), ("cool_down", "last")) if name in texts]
         assumes.append(
-            f"{' and '.join(ends)} requests are served and not counted; rates are of what ended between the first and the last "
-            "arrival of the others, gaps between tokens, utilisation and cache of the whole run"
+            f"{' and '.join(ends)} requests are served and not counted; rates, utilisation, mean batch and cache are of the time "
+            "between the first and the last arrival of the others, gaps between tokens and peaks of the whole run"
         )
     return Traffic(
         tuple(loads), trace, prompt, output,

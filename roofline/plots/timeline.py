@@ -144,7 +144,8 @@ def _span(trace: Trace) -> tuple[float, float]:
     slices = [s for rows in (*trace.requests.values(), *trace.steps.values()) for s in rows]
     if not slices:
         raise InputError("trace: it holds no requests and no steps, so there is nothing to draw")
-    return min(s.start for s in slices), max(s.end for s in slices)
+    moments = [moment for tracks in trace.counters.values() for line in tracks.values() for moment, _ in line]
+    return min(s.start for s in slices), max([*(s.end for s in slices), *moments])
 
 
 @drawn

@@ -233,6 +233,7 @@ class _Run:
         """A cache has travelled: its blocks are free where it came from."""
         sender, request = travelled
         self.everyone[sender].pool.release(request)
+        self.everyone[sender].leave(now)
         if self.everyone[sender].ends is None:
             self.free_replicas[sender] = None
         self.deliver(_least(self.decoders, request, self.load), request, now)

@@ -84,8 +84,9 @@ class Result:
         outcome: what became of each request. objective: what is asked of them.
         gpus: of all replicas, for rates per GPU. provenance: of the step times.
         warm_up, cool_down: requests that come first and last, which are served and not counted. Latencies, hits and goodput
-            are of the others, rates of what ended between the first and the last arrival of the others; gaps between tokens,
-            utilisation and what the cache held are of the whole run.
+            are of the others; rates of what ended between the first and the last arrival of the others, utilisation, mean batch
+            and mean occupation of the cache of the same time. Gaps between tokens, the cache's peak and counts are of the whole
+            run.
     """
 
     outcome: Outcome = field(repr=False)
@@ -163,17 +164,38 @@ class Result:
             numpy.concatenate([singles[1], *(numpy.full(len(gap), weight) for gap, weight in runs)]),
         )
 
-    @property
-    def span_s(self) -> float:
-        """First arrival to last token; to the last arrival that counts where not all do."""
+    @cached_property
+    def window(self) -> tuple[float, float]:
+        """When what counts happens [s]: first arrival to last token; to the last arrival that counts where not all do."""
         import numpy
 
         arrival = self.outcome.arrival
-        first = numpy.nanmin(arrival) if len(arrival) else 0.0
         if not (self.warm_up or self.cool_down):
-            return float(self.outcome.end - first)
+            return float(numpy.nanmin(arrival) if len(arrival) else 0.0), float(self.outcome.end)
         counted = arrival[self.counted]
-        return float(numpy.nanmax(counted) - numpy.nanmin(counted))
+        return float(numpy.nanmin(counted)), float(numpy.nanmax(counted))
+
+    @property
+    def span_s(self) -> float:
+        """Seconds of ``window``."""
+        return self.window[1] - self.window[0]
+
+    def _occupation(self) -> dict[str, Any]:
+        """What the replicas were busy with in ``window``: shares of its time, means over their steps in it."""
+        replicas, span = self.outcome.replicas, self.span_s
+        parts = [replica.totals.between(*self.window) for replica in replicas]
+        shares = [min(1.0, part.busy_s / span) if span > 0 else None for part in parts]
+        known = [share for share in shares if share is not None]
+        decode_steps = sum(part.decode_steps for part in parts)
+        limited = all(replica.pool.number < 10**15 for replica in replicas)
+        blocks = sum(replica.pool.number * part.busy_s for replica, part in zip(replicas, parts, strict=True))
+        held = sum(part.block_seconds for part in parts)
+        return {
+            "utilisation": min(1.0, sum(known) / len(known)) if known else None,
+            "utilisation_by_replica": shares,
+            "mean_decode_batch": sum(part.decode_slots for part in parts) / decode_steps if decode_steps else None,
+            "kv_occupancy_mean": min(1.0, held / blocks) if limited and blocks else None,
+        }
 
     @property
     def _ended(self) -> Any:
@@ -182,10 +204,10 @@ class Result:
 
         if not (self.warm_up or self.cool_down):
             return self.done
-        counted = self.outcome.arrival[self.counted]
+        low, high = self.window
         with numpy.errstate(invalid="ignore"):
             finish = self.outcome.finish
-            return (finish > numpy.nanmin(counted)) & (finish <= numpy.nanmax(counted))
+            return (finish > low) & (finish <= high)
 
     @property
     def good(self) -> Any:
@@ -244,9 +266,7 @@ class Result:
         prompts = int(workload.prompt[done].sum())
         made, read = int(workload.output[ended].sum()), int(workload.prompt[ended].sum())
         rate = (lambda amount: amount / span) if span > 0 else (lambda amount: None)
-        busy = sum(t.busy_s for t in totals)
-        decode_steps = sum(t.decode_steps for t in totals)
-        blocks = sum(r.pool.number * r.totals.busy_s for r in outcome.replicas)
+        occupation = self._occupation()
         limited = all(r.pool.number < 10**15 for r in outcome.replicas)
         good = self.good[self.counted]
         output_rate, request_rate = rate(made), rate(int(ended.sum()))
@@ -275,9 +295,7 @@ class Result:
             "meets_objective": self.meets,
             "misses": list(self.misses),
             "steps": sum(t.steps for t in totals),
-            "utilisation": None if span <= 0 else busy / (span * len(totals)),
-            "utilisation_by_replica": [t.busy_s / span if span > 0 else None for t in totals],
-            "mean_decode_batch": sum(t.decode_slots for t in totals) / decode_steps if decode_steps else None,
+            **{name: occupation[name] for name in ("utilisation", "utilisation_by_replica", "mean_decode_batch")},
             "prefill_tokens_computed": sum(t.prompt_tokens for t in totals),
             "prefix_hit_tokens": int(outcome.hit[done].sum()),
             "prefix_hit_share": float(outcome.hit[done].sum() / prompts) if prompts else None,
@@ -285,7 +303,7 @@ class Result:
             "preempted_requests": int((outcome.preempted[done] > 0).sum()),
             "recomputed_tokens": sum(t.recomputed for t in totals),
             "swap_s": sum(t.swapped_s for t in totals),
-            "kv_occupancy_mean": sum(t.block_seconds for t in totals) / blocks if limited and blocks else None,
+            "kv_occupancy_mean": occupation["kv_occupancy_mean"],
             "kv_occupancy_peak": max(r.totals.peak_blocks / r.pool.number for r in outcome.replicas) if limited else None,
             "transfer_s": outcome.transfers_s,
         }

@@ -14,6 +14,7 @@ from typing import Any
 
 from roofline.errors import InputError
 from roofline.serving.cluster import Outcome
+from roofline.serving.replica import Replica
 
 REQUESTS = 1
 """Process id of the requests' tracks; replicas follow."""
@@ -39,9 +40,21 @@ def events(outcome: Outcome) -> Iterator[dict[str, Any]]:
                     "decodes": span.decodes,
                 },
             }  # fmt: skip
-            for name, value in (("waiting requests", span.waiting), ("used blocks", span.blocks)):
-                yield {"ph": "C", "name": name, "pid": process, "tid": 1, "ts": start, "args": {name: value}}
+            yield _counter(process, "waiting requests", span.start, span.waiting)
+        for moment, blocks in _blocks(replica):
+            yield _counter(process, "used blocks", moment, blocks)
     yield from _requests(outcome)
+
+
+def _counter(process: int, name: str, moment: float, value: int) -> dict[str, Any]:
+    return {"ph": "C", "name": name, "pid": process, "tid": 1, "ts": moment * 1e6, "args": {name: value}}
+
+
+def _blocks(replica: Replica) -> list[tuple[float, int]]:
+    """Blocks that requests hold, from when on: during each step, and after it; what a prefix cache keeps is not in use."""
+    started = {span.start: span.blocks for span in replica.log or ()}
+    between = {moment: blocks for moment, blocks in replica.left if moment not in started}
+    return sorted((between | started).items())
 
 
 def _requests(outcome: Outcome) -> Iterator[dict[str, Any]]:

@@ -60,7 +60,8 @@ class Replica:
     Args:
         times: seconds of steps. policy, pool: how it schedules, and its cache.
         speculation, swap: None for none. prefill_only: hands requests on after their prompt (disaggregation).
-        record: keep a log of steps. exact_steps: evaluate every step alone, never an array (a check).
+        record: keep a log of steps, and in ``left`` the blocks still in use after each (seconds, blocks).
+        exact_steps: evaluate every step alone, never an array (a check).
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Replica:
         self.expected = None if policy.estimate is None else Expectation(policy.estimate, pool)
         self.totals = Totals()
         self.log: list[Span] | None = [] if record else None
+        self.left: list[tuple[float, int]] = []
         self.ends: float | None = None
         self._single = exact_steps
         self._pushed = False
@@ -192,27 +194,29 @@ class Replica:
     def _book(self) -> None:
         """Adds the steps that have ended to the totals, and takes their blocks."""
         totals, start, end = self.totals, float(self._moments[0]), float(self._moments[-1])
-        used = self.pool.used
+        used, slots = self.pool.used, self.decoding.slots if self._decodes else 0
+        held = 0.0
         if self._decodes:
             if self._steps > FEW:
                 import numpy
 
                 growing = used + numpy.cumsum(self.decoding.growth(self._steps))
-                totals.block_seconds += float((growing * numpy.diff(self._moments)).sum())
+                held = float((growing * numpy.diff(self._moments)).sum())
             else:
                 for step in range(self._steps):
                     used += self.decoding.fresh(step)
-                    totals.block_seconds += used * float(self._moments[step + 1] - self._moments[step])
+                    held += used * float(self._moments[step + 1] - self._moments[step])
             self.decoding.take(self._steps)
         else:
-            totals.block_seconds += used * (end - start)
+            held = used * (end - start)
+        totals.block_seconds += held
         totals.peak_blocks = max(totals.peak_blocks, self.pool.used)
         totals.steps += self._steps
         totals.busy_s += end - start
+        totals.runs.extend((start, end, self._steps if self._decodes else 0, slots, held))
         if self.log is not None:
             tokens = sum(size for _, size in self._chunks)
-            decodes = self.decoding.slots if self._decodes else 0
-            self.log.append(Span(start, end, self._steps, len(self._chunks), tokens, decodes, self._waited, self.pool.used))
+            self.log.append(Span(start, end, self._steps, len(self._chunks), tokens, slots, self._waited, self.pool.used))
 
     def complete(self) -> tuple[list[Request], list[Request]]:
         """The step that began is over: (requests that are done, requests whose prompt is, of a replica for prompts)."""
@@ -239,7 +243,13 @@ class Replica:
         handed = self._prompts(now, finished)
         if self.expected is not None and (finished or handed):
             self.expected.full = False
+        self.leave(now)
         return finished, handed
+
+    def leave(self, now: float) -> None:
+        """Logs the blocks that are in use after a step, or after a cache has travelled."""
+        if self.log is not None:
+            self.left.append((now, self.pool.used))
 
     def _gaps(self, live: int) -> None:
         """Books the time since each sequence's token before."""

@@ -320,12 +320,13 @@ def read_trace(
     assumes = list(rows.assumes)
     if rows.failed:
         assumes.append(f"{rows.failed:,} requests without output are left out")
-    if known.any() and (numpy.diff(numpy.array(rows.arrival)) < 0).any():
+    unsorted = known.any() and (numpy.diff(numpy.array(rows.arrival)) < 0).any()
+    if unsorted:
         assumes.append("requests are taken in the order of their times, not of the file")
     if rate is not None:
         heads = after < 0
         times[heads] = arrivals(int(heads.sum()), rate, _generator(seed))
-        assumes.append(f"requests arrive at {rate:g} per second (Poisson) in the order of the file")
+        assumes.append(f"requests arrive at {rate:g} per second (Poisson) in the order of {'their times' if unsorted else 'the file'}")
     elif not known.any() and concurrency is None:
         raise _fail(file, None, "no times; say when its requests arrive: --rate or --concurrency")
     priority = numpy.array([rows.priority[i] for i in kept.tolist()])

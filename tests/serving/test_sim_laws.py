@@ -14,10 +14,13 @@ from roofline.errors import InputError
 from roofline.serving.cluster import Cluster, Link, Outcome
 from roofline.serving.expectation import Estimate
 from roofline.serving.lengths import Distribution
+from roofline.serving.metrics import Result
+from roofline.serving.perfetto import events
 from roofline.serving.policies import SCHEDULERS, Policy
 from roofline.serving.pool import Cached, Counted
 from roofline.serving.replica import Replica, Speculation, Swap
 from roofline.serving.steps import StepShape
+from roofline.serving.totals import Part
 from roofline.serving.workload import Workload, synthetic
 
 
@@ -233,6 +236,42 @@ def test_a_step_stays_within_its_budget(setting: Setting, workload: Workload) ->
                 assert not shape.prefills or shape.prefill_tokens + shape.decodes * (1 + shape.drafted) <= setting.budget
             if setting.scheduler in ("prefill-first", "static"):
                 assert not (shape.prefills and shape.decodes)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SETTINGS, workloads(), st.integers(0, 12), st.integers(0, 12))
+def test_shares_are_at_most_one_whatever_counts(setting: Setting, workload: Workload, warm_up: int, cool_down: int) -> None:
+    if warm_up + cool_down >= len(workload):
+        return
+    found = Result(serve(setting, workload), warm_up=warm_up, cool_down=cool_down).to_dict()
+    for share in (
+        *(found[name] for name in ("utilisation", "kv_occupancy_mean", "kv_occupancy_peak")),
+        *found["utilisation_by_replica"],
+    ):
+        assert share is None or 0 <= share <= 1
+    assert found["mean_decode_batch"] is None or 0 < found["mean_decode_batch"] <= setting.sequences
+
+
+@settings(max_examples=100, deadline=None)
+@given(SETTINGS, workloads())
+def test_parts_of_the_time_add_up_to_the_whole(setting: Setting, workload: Workload) -> None:
+    outcome = serve(setting, workload)
+    for totals in (replica.totals for replica in outcome.replicas):
+        parts = [totals.between(low, high) for low, high in ((-1.0, 7.3), (7.3, 20.1), (20.1, float("inf")))]
+        for name in Part.__dataclass_fields__:
+            assert sum(getattr(part, name) for part in parts) == pytest.approx(getattr(totals, name), rel=1e-9, abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SETTINGS, workloads())
+def test_the_last_counters_of_a_trace_are_zero(setting: Setting, workload: Workload) -> None:
+    lines: dict[Any, list[tuple[float, float]]] = {}
+    for event in events(serve(setting, workload, record=True)):
+        if event["ph"] == "C":
+            lines.setdefault((event["pid"], event["name"]), []).append((event["ts"], event["args"][event["name"]]))
+    for line in lines.values():
+        assert line[-1][1] == 0
+        assert [moment for moment, _ in line] == sorted(moment for moment, _ in line)
 
 
 def test_a_policy_refuses_what_cannot_run() -> None:

@@ -114,6 +114,13 @@ def test_any_other_file_and_its_order(tmp_path: Path) -> None:
     found = read_trace(written(tmp_path, PLAIN), speed=2)
     assert (found.arrival.tolist(), found.prompt.tolist()) == ([0, 1.25], [9, 7])
     assert "order of their times" in " ".join(found.assumes)
+    again = read_trace(written(tmp_path, PLAIN), rate=2)
+    assert again.prompt.tolist() == found.prompt.tolist()
+    assert "(Poisson) in the order of their times" in " ".join(again.assumes)
+    in_order = read_trace(written(tmp_path, VIDUR), rate=2)
+    assert [line for line in in_order.assumes if "order" in line] == [
+        "requests arrive at 2 per second (Poisson) in the order of the file"
+    ]
     assert len(read_trace(written(tmp_path, PLAIN), requests=1)) == 1
 
 
