@@ -116,3 +116,41 @@ def test_weights_multiply_in_a_unit_that_the_gpu_has(cli: Cli) -> None:
     both = cli("what-if", "gpt-oss-20b", "-g", "h100-sxm,b200-sxm").out
     assert "assumes: on b200-sxm: mxfp4 weights multiply in the fp4 matrix unit" in both
     assert "assumes: h100-sxm has no fp4 matrix unit" in both
+
+
+SERVED = ("simulate", "llama-3.1-8b", "-g", "h100-sxm", "--rate", 1, "--isl", 100, "--osl", 5, "--requests", 20)
+
+
+def test_a_time_without_a_unit_is_read_as_seconds_and_said(cli: Cli) -> None:
+    said = cli(*SERVED, "--tpot", 40, "--ttft", "500ms").out
+    assert "meets the objective (TTFT 500.0 ms for 99 % and mean TPOT 40.00 s)" in said
+    assert "assumes: --tpot 40 has no unit: read as 40 s" in said
+    assert "--ttft 500ms has" not in said
+    load = ("--isl", 100, "--osl", 5, "--rate", 1, "--gpus", "h100-sxm", "--show", 1, "--requests", 100)
+    assert "assumes: --ttft 5 has no unit: read as 5 s" in cli("plan", "llama-3.1-8b", *load, "--ttft", 5).out
+    fleet = cli("fleet", "llama-3.1-8b", "--tokens-per-day", "1B", "--gpus", "h100-sxm", "--tpot", "0.04")
+    assert "assumes: --tpot 0.04 has no unit: read as 0.04 s" in fleet.out
+
+
+def test_verdicts_and_caches_of_edited_models_go_by_their_edits(cli: Cli) -> None:
+    said = cli(*SERVED, "--tp", 2, "--dtype", "fp8", "--tpot", "1s").out
+    for variant in ("base", "--dtype fp8"):
+        assert f"{variant} --tp 2 on h100-sxm at 1/s: meets" in said
+        assert any(line.startswith(f"assumes: {variant}: ") and "tokens of cache" in line for line in said.splitlines())
+    alone = cli(*SERVED, "--dtype", "fp8", "--no-base", "-o", "json").records
+    assert [record["edits"] for record in alone] == [["--dtype fp8"]]
+    assert cli(*SERVED, "--no-base").err.startswith("error: no-base: ")
+
+
+def test_a_refused_request_is_told_which_limit_it_exceeds(cli: Cli) -> None:
+    long = ("simulate", "llama-3.1-8b", "-g", "h100-sxm", "--rate", 1, "--osl", 5, "--requests", 3, "--isl", 200_000)
+    assert "longer than max-model-len, 131,072 tokens; raise it with --max-model-len" in cli(*long).out
+    cache = cli(*long, "--max-model-len", 300_000, "--kv-tokens", 150_000).out
+    assert "are refused: longer than the 150,000 tokens of the cache; make room" in cache
+
+
+def test_the_replay_of_a_plan_simulates_the_planned_model_alone(cli: Cli) -> None:
+    load = ("--isl", 100, "--osl", 5, "--rate", 1, "--gpus", "h100-sxm", "--show", 1, "--requests", 100, "-o", "json")
+    for dtype, alone in (("fp8", True), ("bf16", False)):
+        (record,) = cli("plan", "llama-3.1-8b", *load, "--dtype", dtype, "--kv-dtype", "bf16").records
+        assert ("--no-base" in record["replay"]) is alone

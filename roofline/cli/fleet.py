@@ -106,6 +106,7 @@ def fleet(
     roofline fleet deepseek-v4-pro --tokens-per-day 8.6T --trained-tokens 32T --gpus h200-sxm,b200-sxm
     """
     from roofline.cli import sweeps
+    from roofline.cli.limits import without_unit
     from roofline.cli.plan import _gpus, _one, _seconds
     from roofline.configs.load import load_model
     from roofline.engines.profile import load_engine
@@ -180,6 +181,7 @@ def fleet(
         "each instance runs the batch with most tokens per dollar"
         + (" that keeps the TPOT" if tpot else ", whatever the latency"),
         "power is the thermal design power of the GPUs, without servers, network and cooling",
+        *without_unit(tpot=tpot),
         *loaded.assumes,
         *(price_words(gpu.id, rent(gpu, given)) for gpu in chips if any(r["gpu"] == gpu.id for r in records)),
         *dict.fromkeys([*(note for one in shown for note in one.setup.notes), *left_ranges(shown)]),

@@ -213,6 +213,7 @@ def plan(
     roofline plan llama-3.1-70b --isl 2000 --osl 500 --rate 4 --ttft 1s --tpot 40ms --gpus h100-sxm,h200-sxm
     """
     from roofline.cli import plan_answer, sweeps
+    from roofline.cli.limits import without_unit
     from roofline.planner.solve import GAMMAS, Question
     from roofline.planner.verify import COUNTED
 
@@ -239,5 +240,6 @@ def plan(
         sweeps.whole_numbers(gamma, "gamma") if gamma else GAMMAS, price, disaggregation, bound,
         _one(sweeps.whole_numbers([show], "show"), "show"),
         _one(sweeps.whole_numbers([requests], "requests"), "requests") if requests else COUNTED, _names(gpus),
+        without_unit(ttft=ttft, tpot=tpot, think=think),
     )  # fmt: skip
     return plan_answer.answer(question, explain, emit is not None, out)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from roofline.cli.limits import service_level
 from roofline.cli.output import Cells, Output
 from roofline.model import Model
 from roofline.planner.ceilings import Ceiling, busiest, ceilings, users
@@ -18,7 +19,6 @@ from roofline.planner.search import Plan, Point, frontier, left_ranges
 from roofline.planner.sensitivity import Flip, label, sensitivity
 from roofline.planner.solve import Answer, Question, confirm, seek
 from roofline.planner.verify import Replay, verdict_record
-from roofline.serving.metrics import Objective
 
 LENGTHS = "every request has the same lengths"
 DRAWN = "lengths are drawn independently; the closed form takes their mean and spread, the simulator draws them"
@@ -192,7 +192,7 @@ def _come(load: Demand) -> Iterator[str]:
 def assumes(answer: Answer) -> list[str]:
     """What the plan rests on."""
     load = answer.question.load
-    lines = list(_come(load))
+    lines = [*answer.question.typed, *_come(load)]
     lines += [price_words(gpu, price) for gpu, price in answer.rents.items()]
     if answer.question.draft:
         lines.append(
@@ -253,18 +253,6 @@ def _number(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _limits(objective: Objective) -> str:
-    from roofline.units import latency
-
-    parts = []
-    if objective.ttft_s is not None:
-        parts.append(f"TTFT {latency(objective.ttft_s)} for {objective.percentile:g} %")
-    if objective.tpot_s is not None:
-        share = objective.tpot_percentile
-        parts.append(f"{'mean TPOT' if share is None else f'p{share:g} of TPOT'} {latency(objective.tpot_s)}")
-    return " and ".join(parts) or "no limit on latency"
-
-
 def _binding(limits: Sequence[Ceiling]) -> str:
     shown = [f"{one.name} {one.users:,}" for one in limits if one.users is not None]
     return ", ".join(shown) or "nothing"
@@ -279,7 +267,7 @@ def _verdict(answer: Answer, out: Output) -> Iterator[str]:
     elif load.request_rate is not None:
         what = f"{load.request_rate:g} request{'' if load.request_rate == 1 else 's'}/s"
     mean = "" if load.even else " on average"
-    title = f"{answer.launch_model}: {what} of {load.isl:,} + {load.osl:,} tokens{mean}, {_limits(question.objective)}"
+    title = f"{answer.launch_model}: {what} of {load.isl:,} + {load.osl:,} tokens{mean}, {service_level(question.objective)}"
     yield out.paint(title, "bold")
     simulated = len(chosen.confirmed) + len(chosen.refuted)
     yield f"{answer.found.tried:,} deployments sized, {len(answer.found.plans):,} meet it in closed form, {simulated} simulated"

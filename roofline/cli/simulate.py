@@ -9,6 +9,7 @@ import typer
 
 from roofline.cli.bundles import bundled
 from roofline.cli.edit_options import EDIT_OPTIONS, Chosen
+from roofline.cli.limits import too_long, without_unit
 from roofline.cli.mesh_options import MESH_OPTIONS, Meshes
 from roofline.cli.options import Fraction, Gpu, Model, accelerators, complete_engines, complete_models
 from roofline.cli.output import OUTPUT, Output
@@ -135,7 +136,8 @@ def _record(job: Job, server: Server, result: Result) -> Record:
     if job.mesh is not None and job.mesh.dp > 1:
         assumes.append(f"{job.mesh.dp} data-parallel replicas step on their own")
     if refused:
-        assumes.append(f"{refused:,} requests are refused: longer than the cache, or than max-model-len")
+        limits = {"kv_tokens": None if cache.blocks is None else cache.blocks * cache.block, "max_model_len": cache.longest}
+        assumes.append(f"{refused:,} requests are refused: {too_long(limits)}")
     figures = result.to_dict()
     batch = figures["mean_decode_batch"]
     outside = left_range(server.times, [] if batch is None else [batch])
@@ -320,6 +322,7 @@ def simulate(
     cluster: Annotated[
         Text, typer.Option("--cluster", metavar="ADDRESS", help="A dask scheduler for several simulations.")
     ] = None,
+    no_base: Annotated[bool, typer.Option("--no-base", help="Edited models alone, without the one they come from.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 when an objective is missed.")] = False,
     *,
     traffic: Traffic,
@@ -335,7 +338,7 @@ def simulate(
     roofline simulate llama-3-8b --gpu h100-sxm --rate 4,8,16 --isl 1024 --osl 256 --ttft 1s --tpot 40ms
     """
     from roofline.cli.points import judged, variants
-    from roofline.cli.simulated import batches, bounds, cells, verdicts
+    from roofline.cli.simulated import assumed, batches, bounds, cells, verdicts
     from roofline.configs.load import load_model
     from roofline.fanout import spread
     from roofline.serving.metrics import Objective
@@ -377,7 +380,9 @@ def simulate(
         for accelerator in chips:
             profile.check(accelerator)
     compared = variants(loaded, edits)
-    if perfetto or timeline:
+    if no_base and not edits.values:
+        raise InputError("no-base: without edits there is nothing but the base; leave it out, or edit the model (--dtype fp8)")
+    if perfetto or timeline or no_base:
         compared = judged(compared, edits)
     asked = judged(compared, edits)
     work = [
@@ -404,13 +409,14 @@ def simulate(
             found = spread(run, work, jobs=_jobs(jobs), cluster=cluster, step=step)
     records = [record for record in found if record is not None]
     loads = [job.load.words for job, record in zip(work, found, strict=True) if record is not None]
+    for record in records:
+        record["assumes"] += without_unit(ttft=ttft, tpot=tpot, step_overhead=step_overhead)
     for record in records if len(records) < len(work) else ():
         record["assumes"].append(f"{loaded.name} as it is does not fit and is left out")
-    said = [*verdicts(records, loads, out), *bounds(records, engine)]
+    said = [*verdicts(records, loads, objective, out), *bounds(records, engine)]
     out.note(*said, *([""] if said else []))
     out.records(records, lambda: cells(records, loads))
-    assumed = dict.fromkeys([*(line for r in records for line in r["assumes"]), *batches(profile, records)])
-    out.note("", *(f"assumes: {line}" for line in assumed))
+    out.note("", *(f"assumes: {line}" for line in dict.fromkeys([*assumed(records), *batches(profile, records)])))
     out.note(f"not modelled: {', '.join(dict.fromkeys(item for r in records for item in r['not_modelled']))}")
     return 1 if check and any(r["misses"] for r in records) else 0
 

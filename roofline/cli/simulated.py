@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from roofline.cli.limits import service_level, too_long
 from roofline.cli.output import Cells, Output
 
 if TYPE_CHECKING:
     from roofline.engines.profile import Profile
+    from roofline.serving.metrics import Objective
 
 BOUNDS = "step times are the datasheet's bounds, and a real server is slower"
 Record = dict[str, Any]
@@ -35,7 +37,7 @@ def cells(records: Sequence[Record], loads: Sequence[str]) -> Cells:
 
     rows = [
         [
-            *([" ".join(r["edits"]) or "base"] if several else []),
+            *([_variant(r)] if several else []),
             f"{r['gpus']} x {r['gpu']}" if r["gpus"] > 1 else r["gpu"], load, f"{r['completed']:,}", time(r["ttft_mean_s"]),
             time(r["ttft_p99_s"]), time(r["tpot_mean_s"]), time(r["itl_p99_s"]), time(r["e2e_p99_s"]),
             count(r["output_tok_per_s"]), count(r["output_tok_per_s_per_gpu"]), count(r["mean_decode_batch"]),
@@ -46,16 +48,40 @@ def cells(records: Sequence[Record], loads: Sequence[str]) -> Cells:
     return headers, rows
 
 
-def verdicts(records: Sequence[Record], loads: Sequence[str], out: Output) -> Iterator[str]:
-    """Whether each load meets the objective, where there is one, and how many of its requests are refused."""
+def _variant(record: Record) -> str:
+    """The edits of a record, or "base"."""
+    return " ".join(record["edits"]) or "base"
+
+
+def verdicts(records: Sequence[Record], loads: Sequence[str], objective: Objective, out: Output) -> Iterator[str]:
+    """Whether each load meets the objective, where there is one, and how many of its requests are refused.
+
+    Edited models, and the one they are compared with, go by their edits.
+    """
+    several = any(r["edits"] for r in records)
+    asked = service_level(objective)
     for r, load in zip(records, loads, strict=True):
-        where = f"{r['mesh'] + ' on ' if r['mesh'] else ''}{r['gpu']} at {load}"
+        before = f"{_variant(r) if several else ''} {r['mesh']}".strip()
+        where = f"{before + ' on ' if before else ''}{r['gpu']} at {load}"
         if r["meets_objective"]:
-            yield f"{where}: {out.paint('meets', 'green')} the objective"
+            yield f"{where}: {out.paint('meets', 'green')} the objective ({asked})"
         elif r["misses"]:
-            yield f"{where}: {out.paint('misses', 'red')} the objective: {'; '.join(r['misses'])}"
+            yield f"{where}: {out.paint('misses', 'red')} the objective ({asked}): {'; '.join(r['misses'])}"
         if r["refused"]:
-            yield f"{where}: {r['refused']:,} of {r['requests']:,} requests are refused: longer than the cache or max-model-len"
+            yield f"{where}: {r['refused']:,} of {r['requests']:,} requests are refused: {too_long(r)}"
+
+
+def assumed(records: Sequence[Record]) -> list[str]:
+    """What the simulations rest on, each line once; what only some deployments share stands behind what tells them apart."""
+    from roofline.cli.verdict import merged
+
+    places = [(_variant(r), r["mesh"] or "1 GPU", r["gpu"]) for r in records]
+    differ = [len(set(values)) > 1 for values in zip(*places, strict=True)]
+    found: dict[str, list[str]] = {}
+    for place, r in zip(places, records, strict=True):
+        name = " on ".join(word for word, tells in zip(place, differ, strict=True) if tells)
+        found.setdefault(name, []).extend(r["assumes"])
+    return list(merged(list(found.items())))
 
 
 def bounds(records: Sequence[Record], engine: str | None) -> list[str]:

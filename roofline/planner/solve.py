@@ -36,7 +36,7 @@ class Question:
         prices: USD per GPU and hour as ``--price`` takes them; None for those of the files.
         disaggregation: whether instances may only prefill or only decode. bound: step times are the datasheet's bound.
         shown: deployments to confirm. requests: that the simulator counts for each.
-        names: what the user calls a GPU, by its id.
+        names: what the user calls a GPU, by its id. typed: what was made of what the user typed.
     """
 
     model: str
@@ -57,6 +57,7 @@ class Question:
     shown: int = SHOWN
     requests: int = COUNTED
     names: Mapping[str, str] = field(default_factory=dict)
+    typed: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not 50 <= self.objective.percentile < 100:

@@ -190,6 +190,7 @@ class Replay:
         words += setup.mesh.flags.split()
         for flag, made, was in zip(("--dtype", "--kv-dtype"), plan.formats, stored, strict=True):
             words += [flag, made] if made != was else []
+        words += ["--no-base"] if plan.formats != stored else []
         words += ["--scheduler", scheduler(setup.engine), *self._sizes(plan, ""), "--max-model-len", str(setup.longest)]
         if plan.prefill is not None:
             words += ["--disaggregate", f"{self.prefill}:{self.decode}", "--link", str(way_out(setup))]

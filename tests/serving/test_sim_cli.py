@@ -113,7 +113,7 @@ def test_every_combination_is_a_row(cli: Callable[..., Any]) -> None:
 def test_a_missed_objective_is_a_finding(cli: Callable[..., Any]) -> None:
     missed = cli(*DRAWN, "--tpot", "1ms", "--check")
     assert missed.code == 1
-    assert "misses the objective: TPOT mean is" in missed.out
+    assert "misses the objective (mean TPOT 1.000 ms): TPOT mean is" in missed.out
     assert cli(*DRAWN, "--tpot", "1s", "--check").code == 0
     (found,) = cli(*DRAWN, "--ttft", "1us", "-o", "json").records
     assert found["meets_objective"] is False
