@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,28 +174,58 @@ def sized_at(
     return found
 
 
-def settings(setup: Setup, load: Demand, objective: Objective, drafting: Drafting | None) -> Iterable[tuple[int, int, Sized]]:
-    """(budget, batch, steady state) of every setting that memory and the engine admit."""
+def batch_for(setup: Setup, sequences: int, budget: int, load: Demand, drafting: Drafting | None) -> int | None:
+    """The batch setting for so many sequences on average: what memory and budget admit, and room for random arrivals.
+
+    None where they do not admit them. A closed loop takes the next round setting where that fits too.
+    """
     draft, verified = (drafting.draft, 1 + drafting.gamma) if drafting else (None, 1)
+
+    def fits(batch: int) -> bool:
+        return batch * verified <= budget and batch <= setup.room(load, budget, batch, draft)
+
+    batch = headroom(sequences) if load.rate is not None else sequences
+    if not fits(batch):
+        return None
+    if load.rate is None:
+        rounded = next((one for one in SEQUENCES if one >= sequences), sequences)
+        return rounded if fits(rounded) else sequences
+    ample = max(SMALL_BATCH, headroom(sequences, AMPLE))
+    return max(batch, min(setup.room(load, budget, ample, draft), ample, budget // verified))
+
+
+def last(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The last number from ``low``, of which it holds, to below ``high``, of which it does not, for what holds up to a number."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def settings(setup: Setup, load: Demand, objective: Objective, drafting: Drafting | None) -> Iterable[tuple[int, int, Sized]]:
+    """(budget, batch, steady state) on a grid of sequences, up to exactly as many as memory and the engine admit."""
+    draft = drafting.draft if drafting else None
     most = setup.room(load, BUDGETS[0], SEQUENCES[-1], draft)
     wanted = [(sequences, budget) for budget in BUDGETS for sequences in SEQUENCES if sequences <= most]
     lengths = load.lengths(objective.percentile)
     setup.remembered.prepare(one for pair in wanted for one in shapes(*pair, lengths, drafting, setup.stalls))
     for budget in BUDGETS:
-        for sequences in SEQUENCES:
-            batch = headroom(sequences) if load.rate is not None else sequences
-            room = setup.room(load, budget, batch, draft)
-            if batch > room or batch * verified > budget:
+
+        def batch(sequences: int, budget: int = budget) -> int | None:
+            return batch_for(setup, sequences, budget, load, drafting)
+
+        before = 0
+        for point in SEQUENCES:
+            sequences = point if batch(point) else last(before, point, lambda number: batch(number) is not None)
+            admitted = batch(sequences) if sequences > before else None
+            sized = sized_at(setup, sequences, budget, load, objective, drafting) if admitted else None
+            if sized is None or admitted is None:
                 break
-            if load.rate is not None:
-                ample = max(SMALL_BATCH, headroom(sequences, AMPLE))
-                batch = max(batch, min(setup.room(load, budget, ample, draft), ample, budget // verified))
-            sized = sized_at(setup, sequences, budget, load, objective, drafting)
-            if sized is None:
+            yield budget, admitted, sized
+            slow = objective.tpot_s is not None and sized.tpot_s > BEYOND * objective.tpot_s
+            if sized.busy >= 1 or slow or sequences < point:
                 break
-            yield budget, batch, sized
-            if sized.busy >= 1 or (objective.tpot_s is not None and sized.tpot_s > BEYOND * objective.tpot_s):
-                break
+            before = sequences
 
 
 def carried(sized: Sized, load: Demand) -> float:
@@ -212,8 +242,11 @@ def instances(setup: Setup, load: Demand, sized: Sized) -> int:
     return 1
 
 
-def settled(plan: Plan, load: Demand, objective: Objective) -> Plan:
-    """The plan with the steady state under the share of the load that each instance really gets."""
+def settled(plan: Plan, load: Demand, objective: Objective, above: int = 0) -> Plan:
+    """The plan with the steady state under the share of the load that each instance really gets.
+
+    ``above``: sequences of a rank that are known not to carry that share.
+    """
     ranks = plan.instances * plan.setup.mesh.dp
 
     def at(sequences: int) -> Sized | None:
@@ -224,18 +257,56 @@ def settled(plan: Plan, load: Demand, objective: Objective) -> Plan:
         return replace(plan, sized=found) if found else plan
     if load.offline:
         return plan
-    wanted, low, high = (load.request_rate or load.concurrency or 0) / ranks, 1, plan.sized.sequences
-    while low < high:
-        middle = (low + high) // 2
-        sized = at(middle)
-        if sized is not None and (sized.rate if load.request_rate else carried(sized, load)) >= wanted:
-            high = middle
-        else:
-            low = middle + 1
-    found = at(high)
+    wanted = (load.request_rate or load.concurrency or 0) / ranks
+
+    def short(sequences: int) -> bool:
+        sized = at(sequences)
+        return sized is None or (sized.rate if load.request_rate else carried(sized, load)) < wanted
+
+    found = at(last(min(above, plan.sized.sequences - 1), plan.sized.sequences, short) + 1)
     if found is None:
         return plan
     return replace(plan, sized=replace(found, rate=min(found.rate, wanted)) if load.request_rate else found)
+
+
+def _met(plan: Plan, objective: Objective) -> bool:
+    return objective.met(plan.sized.ttft_high_s, plan.sized.tpot_s)
+
+
+def _cheapest(row: Sequence[Plan], load: Demand, objective: Objective) -> tuple[Plan | None, int]:
+    """(the deployment of the fewest instances that meets the objective, steady states worked out for it).
+
+    ``row``: a setup with a budget at more and more sequences. The limits hold up to some number of them, which lies between
+    two of the row: it is found exactly where it saves instances, and the limits are tested at the load that is asked for.
+    """
+    tried = 0
+    good = [number for number, plan in enumerate(row) if _met(plan, objective)]
+    if not good:
+        return None, tried
+    best, beyond = row[good[-1]], row[good[-1] + 1 : good[-1] + 2]
+
+    def at(sequences: int) -> Plan | None:
+        nonlocal tried
+        tried += 1
+        batch = batch_for(best.setup, sequences, best.budget, load, best.drafting)
+        sized = sized_at(best.setup, sequences, best.budget, load, objective, best.drafting) if batch else None
+        if sized is None or batch is None:
+            return None
+        return replace(best, batch=batch, sized=sized, instances=instances(best.setup, load, sized))
+
+    def holds(sequences: int) -> bool:
+        plan = at(sequences)
+        return plan is not None and _met(plan, objective)
+
+    if beyond and (load.offline or beyond[0].instances < best.instances):
+        sequences = last(best.sized.sequences, beyond[0].sized.sequences, holds)
+        best = at(sequences) or best
+    if load.offline:
+        return min([best, *(row[number] for number in good)], key=lambda plan: order_of(plan, load)), tried
+    above = max((plan.sized.sequences for plan in row if plan.instances > best.instances), default=0)
+    tight = settled(best, load, objective, above)
+    batch = batch_for(best.setup, tight.sized.sequences, best.budget, load, best.drafting)
+    return (replace(tight, batch=batch or tight.batch) if _met(tight, objective) else best), tried + 1
 
 
 def search(
@@ -252,28 +323,29 @@ def search(
     for setup in candidates:
         price = rents.get(setup.accelerator.id)
         for drafting in (draftings or {}).get(setup.accelerator.id, NO_DRAFTS):
-            best: dict[int, Plan] = {}
+            rows: dict[int, list[Plan]] = {}
             for budget, batch, sized in settings(setup, load, objective, drafting):
-                tried += 1
-                number = instances(setup, load, sized)
-                plan = Plan(setup, budget, batch, number, sized, drafting, price)
+                plan = Plan(setup, budget, batch, instances(setup, load, sized), sized, drafting, price)
+                rows.setdefault(budget, []).append(plan)
                 if sized.tpot_s and sized.busy < 1:
                     share = sized.rate * load.osl * setup.mesh.dp / setup.gpus
                     points.append(Point(1 / sized.tpot_s, share, plan.with_instances(1)))
-                if number > MOST_INSTANCES or plan.gpus > most:
-                    continue
-                if objective.met(sized.ttft_high_s, sized.tpot_s):
-                    if budget not in best or order_of(plan, load) < order_of(best[budget], load):
-                        best[budget] = plan
-                else:
-                    wrong = max(
-                        sized.ttft_high_s / objective.ttft_s if objective.ttft_s else 0.0,
-                        sized.tpot_s / objective.tpot_s if objective.tpot_s else 0.0,
-                    )
-                    if wrong < miss:
-                        nearest, miss = plan, wrong
-            plans += best.values()
+                wrong = max(
+                    sized.ttft_high_s / objective.ttft_s if objective.ttft_s else 0.0,
+                    sized.tpot_s / objective.tpot_s if objective.tpot_s else 0.0,
+                )
+                if wrong < miss and _within(plan, most) and not _met(plan, objective):
+                    nearest, miss = plan, wrong
+            for row in rows.values():
+                found, more = _cheapest(row, load, objective)
+                tried += len(row) + more
+                if found is not None and _within(found, most):
+                    plans.append(found)
     return Found(sorted(plans, key=lambda plan: order_of(plan, load)), points, tried, nearest)
+
+
+def _within(plan: Plan, most: int) -> bool:
+    return plan.instances <= MOST_INSTANCES and plan.gpus <= most
 
 
 def order_of(plan: Plan, load: Demand) -> tuple[Any, ...]:
@@ -281,10 +353,19 @@ def order_of(plan: Plan, load: Demand) -> tuple[Any, ...]:
     return per_token(plan, load.osl) if load.offline else cost(plan)
 
 
+ALIKE = 1e-3
+"""Relative difference below which two figures of the trade-off are the same."""
+
+
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """The points that no other beats in tokens per user and tokens per GPU at once, from the fastest user on."""
+    """The points that no other beats in tokens per user and tokens per GPU at once, from the fastest user on.
+
+    What beats another by less than ``ALIKE`` in either is the same to whoever chooses; of such points the best per GPU stays.
+    """
     found: list[Point] = []
     for point in sorted(points, key=lambda one: (-one.user, -one.gpu)):
-        if not found or point.gpu > found[-1].gpu:
+        if not found or point.gpu > found[-1].gpu * (1 + ALIKE):
+            if found and found[-1].user < point.user * (1 + ALIKE):
+                found.pop()
             found.append(point)
     return found

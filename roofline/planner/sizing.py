@@ -1,8 +1,9 @@
 """The size of an instance: TTFT, TPOT and requests per second at a number of concurrent sequences.
 
 Means are those of ``serving.closed_form``: decode steps, mixed steps in which chunks of prompts ride along, Little's law.
-Added here is what a planner needs beyond means: where prompts want more steps than there are, decodes go on in every step
-and prompts queue; an engine that lets decodes wait while prompts run pays whole prompts between decode steps; drafts; and
+Added here is what a planner needs beyond means: where prompts want more steps than there are, they fill every step and
+queue, and no more decode than a budget of T tokens admits, whose n decode steps and p prompt tokens are in balance at
+``n T / (p + n)`` of them; an engine that lets decodes wait while prompts run pays whole prompts between decode steps; drafts; and
 the wait of a random arrival behind other prompts, that of a queue with equal service times (M/D/1): where prompts arrive
 at a rate r and take s seconds of the budget each, f = r s, the mean is ``f s v / (2 (1 - f))``; percentiles take an
 exponential tail of that mean. v is 1, or, where prompts differ and arrivals come in bursts, the sum of the squared
@@ -131,10 +132,15 @@ def _steps(sequences: int, budget: int, lengths: Lengths, gamma: int, gained: fl
     extra = 0 if stalls else sequences * gamma
     if budget - extra - (0 if stalls else sequences) < 1 or sequences * (1 + gamma) > budget:
         return None
-    room = float(budget if stalls else budget - extra - sequences)
+    wide, room = 1 + gamma, float(budget if stalls else budget - extra - sequences)
     saturated = not stalls and sequences / rounds * lengths.fresh > room
-    running = max(1.0, min(float(sequences), rounds * room / lengths.fresh)) if saturated else float(sequences)
+    running = max(1.0, rounds * budget / (lengths.fresh + rounds * wide)) if saturated else float(sequences)
+    room = max(1.0, budget - running * wide) if saturated else room
     found = loads(running, float(lengths.prompt), rounds, NEVER, room + running, cached=float(lengths.cached))
+    if saturated:
+        chunks, chunk = max(1.0, room / lengths.fresh), min(room, lengths.fresh)
+        full = replace(found.mixed, chunks=chunks, chunk=chunk, behind=lengths.cached + 0.5 * (lengths.fresh - chunk))
+        found = replace(found, decode=full, mixed=full)
 
     def shape(one: Load) -> StepShape:
         plain = shape_of(one)
