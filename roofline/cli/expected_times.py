@@ -11,10 +11,12 @@ from roofline.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from roofline.cli.points import Point, Question
+    from roofline.expected.errors import Error
     from roofline.inference import Deployment
     from roofline.serving.calibrated import ExpectedSteps
 
 DEFAULT_ENGINE = "vllm"
+UNFITTED = "they were not fitted to"
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,12 @@ class Expected:
 
     @property
     def error(self) -> float | None:
-        """Mean absolute error on models that the fit had not seen, as a fraction; None where it is not known to hold."""
-        return self.times.error if self.times and not self.outside else None
+        """Mean absolute error on models that the fit had not seen, of batches like this, as a fraction; None where unknown.
+
+        It is known inside the calibrated range, and of a GPU that was measured without being fitted to.
+        """
+        found = self.times.error_at([self.batch]) if self.times else None
+        return found.mean if found and not self.outside else None
 
     def record(self) -> dict[str, Any]:
         """The keys of the JSON."""
@@ -87,17 +93,23 @@ def expected(question: Question, points: Sequence[Point], engine: str) -> Iterat
 
 def notes(found: Sequence[Expected]) -> Iterator[str]:
     """What expected times of one engine rest on: their error, which holds inside the calibrated range, and what leaves it."""
-    from roofline.expected.serving import batches, outside_batches, span, tendency
+    from roofline.expected.errors import tendency
+    from roofline.expected.serving import batches, outside_batches, span
 
     timed = [one for one in found if one.times]
-    known = [(one.times.error, one.times.bias) for one in timed if one.times and one.times.error is not None]
-    if known:
-        error, bias = max(known, key=lambda pair: pair[0] or 0.0)
+    errors = list(_errors(timed))
+    if errors:
+        worst = max(errors, key=lambda error: error.mean)
         engine = timed[0].engine
-        how = f"{100 * (error or 0.0):.0f} % off{tendency(bias)} on models they were not fitted to"
+        several = "up to " if len(set(errors)) > 1 else ""
+        where = f" at {worst.at}" if worst.at else ""
+        how = (
+            f"{several}{100 * worst.mean:.0f} % off{where}{tendency(worst.bias)} {worst.of.replace('it has not seen', UNFITTED)}"
+        )
         inside = f"inside the calibrated range ({span(batches(engine))} at once)"
         if all(one.outside for one in timed):
-            yield f"expected times are extrapolated from those of {engine} servers, error unknown; {inside} they are {how}"
+            known = f"{how}" if worst.gpus else f"error unknown; {inside} they are {how}"
+            yield f"expected times are extrapolated from those of {engine} servers, {known}"
         else:
             limit = f", {inside}" if any(one.outside for one in timed) else ""
             yield f"expected times are those of {engine} servers, {how}{limit}"
@@ -106,6 +118,13 @@ def notes(found: Sequence[Expected]) -> Iterator[str]:
         yield from dict.fromkeys(line for one in timed for line in (one.times.outside if one.times else ()))
         yield from outside_batches(timed[0].engine, {one.batch for one in timed})
     yield from dict.fromkeys(one.reason for one in found if one.reason)
+
+
+def _errors(timed: Sequence[Expected]) -> Iterator[Error]:
+    """The error of each batch inside the calibrated range; of all, where none is."""
+    inside = [one for one in timed if not one.outside]
+    found = (one.times.error_at([one.batch]) for one in inside or timed if one.times)
+    yield from (error for error in found if error)
 
 
 def _reason(question: Question, point: Point) -> str:

@@ -110,36 +110,6 @@ def serving_of(engine: str) -> Serving:
     return Serving(engine, **{name: float(own.get(name, data["shared"].get(name))) for name in names})
 
 
-def _error(engine: str, experts: bool, metric: str) -> Mapping[str, Any]:
-    """The errors of an engine on models or GPUs that the fit has not seen; empty where nothing is known."""
-    group = "moe" if experts else "dense"
-    for entry in fitted().get("error", ()):
-        if (entry["metric"], entry["engine"], entry["group"]) == (metric, engine, group):
-            return dict(entry)
-    return {}
-
-
-def error_of(engine: str, experts: bool, metric: str = "tpot") -> float | None:
-    """Mean absolute error on models or GPUs that the fit has not seen, as a fraction; None where nothing is known."""
-    if (plain := plain_of(engine)) is not None:
-        return plain.error if metric == "tpot" else None
-    found = _error(engine, experts, metric).get("mape")
-    return None if found is None else float(found)
-
-
-def bias_of(engine: str, experts: bool, metric: str = "tpot") -> float | None:
-    """Mean error of the same rows, above zero where expected times are too long; None where nothing is known."""
-    found = _error(engine, experts, metric).get("bias")
-    return None if found is None else float(found)
-
-
-def tendency(bias: float | None) -> str:
-    """In which direction times err, in words: " (3 % too long on average)"; "" where that is unknown, or nothing."""
-    if bias is None or round(100 * abs(bias)) == 0:
-        return ""
-    return f" ({100 * abs(bias):.0f} % too {'long' if bias > 0 else 'short'} on average)"
-
-
 def measured_versions(engine: str) -> str:
     """Versions of the servers that an engine's constants were fitted to: ", versions 1.0 to 1.2"; "" where none is stated."""
     own = fitted()["engine"].get(engine)

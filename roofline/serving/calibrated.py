@@ -6,10 +6,11 @@ experts, collectives, passes) is remembered by that number; attention is evaluat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from roofline.expected.arithmetic import maximum
+from roofline.expected.errors import Error, bands, error_at, error_of
 from roofline.expected.kernels import DEFAULT_BASE, borrowed, kernels_of, storage
 from roofline.expected.load import Load
 from roofline.expected.operators import LOAD, ROWS, Operator, operators
@@ -18,8 +19,6 @@ from roofline.expected.serving import (
     Busy,
     Serving,
     batches,
-    bias_of,
-    error_of,
     measured_versions,
     outside,
     outside_prompts,
@@ -27,7 +26,6 @@ from roofline.expected.serving import (
     serving_of,
     span,
     step_seconds,
-    tendency,
     untested,
 )  # fmt: skip
 from roofline.inference import Deployment
@@ -147,9 +145,8 @@ class ExpectedSteps:
 
     Attributes:
         engine: its id.
-        error: mean absolute error per token on models that the fit had not seen, as a fraction; None where unknown.
-        bias: mean error of the same rows, above zero where times are too long.
-        first_error: that of the time to first token, on models or GPUs that the fit had not seen.
+        error: mean absolute error per token on models that the fit had not seen, or on the GPU where it has seen no run of it,
+            as a fraction; None where unknown. ``error_at`` says that of a batch.
         notes: what the times rest on. outside: how the deployment leaves the calibrated range, nothing where it does not;
             batches and prompts that leave it are told by ``expected.serving.left_range``.
 
@@ -173,20 +170,16 @@ class ExpectedSteps:
         stored = model.params_by_format
         formats = {storage(fmt) for fmt, elements in stored.items() if elements > SMALL * sum(stored.values())}
         number = 1 if mesh is None else mesh.ranks
-        self.error, self.first_error = error_of(engine, experts), error_of(engine, experts, "ttft")
-        self.bias = bias_of(engine, experts)
+        self._experts, self._gpu = experts, accelerator.id
+        token = error_of(engine, experts, gpu=accelerator.id)
+        self.error = None if token is None else token.mean
         said = (*outside(engine, accelerator.id, number, len(model.layers), formats), *untested(engine, version))
         if not accelerator.calibration and plain_of(engine) is None:
             said = (*said, f"{accelerator.id} has no kernels of its own: those of {DEFAULT_BASE} with the datasheet swapped")
         said = (*said, *borrowed(engine, (operator.family for found in kernels for operator in found)))
         if len(stages) > 1:
             said = (*said, f"pipeline stages are outside the calibrated range of {engine}")
-        mean = ""
-        if self.error is not None:
-            mean = f"; mean error on models it has not seen {100 * self.error:.0f} % per token{tendency(self.bias)}, "
-            first = "not known" if self.first_error is None else f"{100 * self.first_error:.0f} %"
-            mean += f"{first} to the first token{tendency(bias_of(engine, experts, 'ttft'))}"
-            mean += f", inside the calibrated range ({span(batches(engine))} at once)"
+        mean = "" if token is None else f"; {self._errors(token)}"
         far = "extrapolated from those " if said else ""
         rest = f"step times are {far}calibrated to {engine} servers{measured_versions(engine)}{mean}"
         self.notes: tuple[str, ...] = (rest, *said, *outside_prompts(engine))
@@ -196,6 +189,24 @@ class ExpectedSteps:
     def calibrated_range(self) -> bool:
         """Whether the deployment lies inside the range that the constants were fitted in."""
         return not self.outside
+
+    def error_at(self, sequences: Collection[float]) -> Error | None:
+        """The largest error per token of the bands that batches of one replica lie in; None where nothing is known."""
+        return error_at(self.engine, self._experts, sequences, self._gpu)
+
+    def _errors(self, token: Error) -> str:
+        """What the errors per token and to the first token are, and of which runs."""
+        first = error_of(self.engine, self._experts, "ttft", self._gpu)
+        worst = max(bands(self.engine, self._experts), key=lambda band: band.mean, default=None)
+        text = f"mean error {token.of}: {token.size} per token"
+        if worst is not None and not token.gpus and round(100 * worst.mean) > round(100 * token.mean):
+            text += f", most at {worst.at}, {worst.size}"
+        if first is None:
+            text += "; not known to the first token"
+        else:
+            where = "" if first.of == token.of else f" {first.of}"
+            text += f"; {first.size} to the first token{where}"
+        return text if token.gpus else f"{text}; inside the calibrated range ({span(batches(self.engine))} at once)"
 
     def request_seconds(self, running: float) -> float:
         """What passes between a request's arrival and its scheduling [s]."""

@@ -326,7 +326,9 @@ def read_trace(
     if rate is not None:
         heads = after < 0
         times[heads] = arrivals(int(heads.sum()), rate, _generator(seed))
-        assumes.append(f"requests arrive at {rate:g} per second (Poisson) in the order of {'their times' if unsorted else 'the file'}")
+        assumes.append(
+            f"requests arrive at {rate:g} per second (Poisson) in the order of {'their times' if unsorted else 'the file'}"
+        )
     elif not known.any() and concurrency is None:
         raise _fail(file, None, "no times; say when its requests arrive: --rate or --concurrency")
     priority = numpy.array([rows.priority[i] for i in kept.tolist()])

@@ -201,7 +201,10 @@ def test_times_beyond_what_was_measured_are_called_extrapolated(cli):
     assert "  extrapolated" in far
     assert "  calibrated" in near
     assert "extrapolated" not in near
-    assert re.search(r"mean error on models it has not seen \d+ % per token( \(\d+ % .*?\))?, \d+ % to the first token", near)
+    size = r"\d+ % (?:\(\d+ % too (?:short|long) on average\) )?"
+    assert re.search(rf"mean error on models it has not seen: {size}per token, most at 128 at once, \d+ %", near)
+    assert re.search(rf"; {size}to the first token on a GPU it has not seen \(llama-3\.1-70b alone\); inside", near)
+    assert re.search(rf"mean error on b200-sxm, which it has not seen \(llama-3\.1-70b alone\): {size}per token; {size}to", far)
 
 
 def test_a_fleet_says_what_its_step_times_are_worth(cli):
@@ -230,7 +233,7 @@ def test_a_fleet_says_its_prices_the_range_of_all_its_batches_and_what_it_leaves
 
 def test_an_engine_whose_first_tokens_were_never_measured_says_so():
     from roofline import Deployment, load_accelerator, load_model
-    from roofline.expected.serving import error_of
+    from roofline.expected.errors import error_of
     from roofline.serving.calibrated import ExpectedSteps
 
     found = ExpectedSteps(Deployment(load_model("qwen3-32b"), load_accelerator("h100-sxm")), "sglang")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from roofline.expected.serving import error_of
+from roofline.expected.errors import bands, error_at, error_of
 
 Cli = Callable[..., Any]
 
@@ -72,11 +72,55 @@ def test_batches_beyond_those_measured_are_extrapolated_without_an_error(cli: Cl
     assert rows[3]["tpot_expected_outside"] == "batch 129 is outside the calibrated range of vllm (4 to 128 at once)"
     some, none = cli(*question, "1,16,256").out, cli(*question, "256").out
     assert "batches 1 and 256 are outside the calibrated range of vllm" in some
-    error = f"{100 * error_of('vllm', False):.0f} % off"
+    error = f"{100 * error_at('vllm', False, [16]).mean:.0f} % off at 16 to 31 at once"
     said = rf"those of vllm servers, {error} \(\d+ % too short on average\) on models they were not fitted to, inside"
     assert re.search(said, some)
     assert "expected times are those" not in none
     assert "expected times are extrapolated from those of vllm servers, error unknown" in none
+
+
+def test_the_error_is_that_of_the_batches_that_are_asked(cli: Cli) -> None:
+    """The residual by concurrency of the report: 64 clients under vLLM are twice as far off as 16, 128 twice as far as 64."""
+    few, more, most = (error_at("vllm", False, [number]) for number in (16, 64, 128))
+    assert few.mean < more.mean < most.mean
+    assert error_at("vllm", False, [16, 128, 64]) == error_at("vllm", False, [500]) == most
+    assert error_at("vllm", False, [127]) == more
+    assert error_at("vllm", False, [1]) == bands("vllm", False)[0]
+    question = ("what-if", "llama-3.1-70b", "-g", "h100-sxm", "--tp", 4, "-c", 1000, "--engine", "vllm", "-b")
+    rows = cli(*question, "64,128", "-o", "json").records
+    assert [row["tpot_expected_error"] for row in rows] == [more.mean, most.mean]
+    assert f"up to {100 * most.mean:.0f} % off at 128 at once" in cli(*question, "64,128").out
+    assert f"servers, {100 * more.mean:.0f} % off at 64 to 127 at once" in cli(*question, 64).out
+
+
+def test_the_committed_bands_and_blind_errors_are_those_of_the_report() -> None:
+    from roofline.validate.serving.record import read
+
+    record = read()
+    for line in record["by_concurrency"]:
+        found = error_at(line["engine"], False, [line["clients"]])
+        assert (found.mean, found.bias) == (pytest.approx(line["mape"], abs=6e-4), pytest.approx(line["bias"], abs=6e-4))
+    for metric in ("tpot", "ttft"):
+        for score in record["scores"]:
+            chosen = (score["metric"], score["split"], score["model"]) == (metric, "blind", None)
+            if chosen and score["engine"]:
+                found = error_of(score["engine"], False, metric, "b200-sxm")
+                assert (found.split, found.gpus) == ("blind", ("b200-sxm",))
+                assert found.mean == pytest.approx(score["mape"], abs=6e-4)
+
+
+def test_a_gpu_that_was_measured_and_not_fitted_to_is_told_its_own_error(cli: Cli) -> None:
+    blind = error_of("vllm", False, gpu="b200-sxm")
+    out = cli("what-if", "llama-3.1-70b", "-g", "b200-sxm", "--tp", 4, "-c", 1000, "--engine", "vllm", "-b", 64).out
+    assert "extrapolated from those of vllm servers" in out
+    assert f"{100 * blind.mean:.0f} % off" in out
+    assert "on b200-sxm, which they were not fitted to (llama-3.1-70b alone)" in out
+
+
+def test_a_time_to_first_token_that_no_unseen_model_tested_says_which_model_did() -> None:
+    dense, experts = error_of("vllm", False, "ttft"), error_of("vllm", True, "ttft")
+    assert dense.of == "on a GPU it has not seen (llama-3.1-70b alone)"
+    assert experts.of == "on models it has not seen"
 
 
 def test_the_range_of_batches_is_that_of_one_replica(cli: Cli) -> None:

@@ -156,10 +156,10 @@ def test_a_word_says_what_times_are_worth_at_a_batch() -> None:
 
 
 def test_notes_say_in_which_direction_times_err() -> None:
-    from roofline.expected.serving import tendency
+    from roofline.expected.errors import tendency
 
     (first, *_) = step_times(place("llama-8b"), load_engine("vllm")).notes
-    assert re.search(r" \d+ % per token \(\d+ % too (short|long) on average\), \d+ % to the first token", first)
+    assert re.search(r": \d+ % \(\d+ % too (short|long) on average\) per token, most at .*; \d+ % .*to the first token", first)
     assert "inside the calibrated range (4 to 128 at once)" in first
     assert [tendency(bias) for bias in (None, 0.004, -0.043, 0.2)] == [
         "", "", " (4 % too short on average)", " (20 % too long on average)",

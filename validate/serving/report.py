@@ -167,7 +167,7 @@ def scores() -> Iterator[Score]:
 
 @dataclass(frozen=True)
 class ByLoad:
-    """Errors of one engine's dense runs at one number of clients, held out by model."""
+    """Errors of one engine's runs at one number of clients, held out by model."""
 
     engine: str
     clients: int
@@ -179,18 +179,19 @@ class ByLoad:
 LOADS = (4, 8, 16, 32, 64, 128, 256, 512)
 
 
-def by_concurrency() -> list[ByLoad]:
-    """The residual by concurrency: dense runs, held out by model; numbers between powers of two go to the one below."""
+def by_concurrency(kind: str = "dense") -> list[ByLoad]:
+    """The residual by concurrency: runs of dense models or "moe", held out by model; numbers between powers of two go to the
+    one below."""
     import numpy
 
     runs = data().fitted
     expected = held_out("name")[0]
     error = expected / runs.table["tpot"].to_numpy() - 1.0
-    clients, dense = runs.table["clients"].to_numpy(), (runs.table["set"] == "dense").to_numpy()
+    clients, chosen = runs.table["clients"].to_numpy(), (runs.table["set"] == kind).to_numpy()
     found = []
     for engine in sorted(set(runs.table["engine"])):
         for low, high in zip(LOADS, (*LOADS[1:], 10**6), strict=True):
-            mask = dense & (runs.table["engine"] == engine).to_numpy() & (clients >= low) & (clients < high)
+            mask = chosen & (runs.table["engine"] == engine).to_numpy() & (clients >= low) & (clients < high)
             if mask.any():
                 size = numpy.abs(error[mask])
                 found.append(ByLoad(engine, low, int(mask.sum()), float(size.mean()), float(error[mask].mean())))

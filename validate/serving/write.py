@@ -11,9 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from roofline.expected.serving import DATA, ENGINE_CONSTANTS, SHARED_CONSTANTS, fitted
-from roofline.validate.serving.fit import Fit
-from roofline.validate.serving.report import Score, data, everything, first_tokens, held_out, lines, refit
-from roofline.validate.serving.rows import FILE
+from roofline.validate.serving.fit import Fit, predict
+from roofline.validate.serving.report import (
+    ByLoad,
+    Score,
+    by_concurrency,
+    data,
+    everything,
+    first_tokens,
+    held_out,
+    lines,
+    refit,
+)
+from roofline.validate.serving.rows import BLIND, FILE
 from roofline.validate.serving.runs import Runs
 from roofline.validate.silicon.source import PACKAGE, package_version
 
@@ -21,6 +31,7 @@ HEAD = """\
 # Constants of whole servers, fitted to measured serving runs with the operators' constants held; `roofline validate
 # calibrate --serving` writes this file. What each constant is, its prior and its bounds: roofline/expected/serving.py.
 """
+GROUPS = ("dense", "moe")
 SPLIT = "fitted to all rows; errors are those of models or GPUs that the fit had not seen"
 
 
@@ -63,11 +74,33 @@ def document(found: Fit, runs: Runs, errors: Sequence[Score], date: str) -> str:
         parts += [f"{constant.name} = {own[constant.name]:g}" for constant in ENGINE_CONSTANTS]
         parts += [f"{name} = {json.dumps(value)}" for name, value in covered.items()]
     for score in errors:
-        group = {None: "dense", "moe": "moe"}[score.model]
-        parts += ["", "[[error]]", f'metric = "{score.metric}"', f'engine = "{score.engine}"', f'group = "{group}"']
-        parts += [f'split = "{score.split}"']
-        parts += [f"mape = {score.mape:.3f}", f"bias = {score.bias:.3f}", f"rows = {score.n}"]
+        parts += ["", "[[error]]", f'metric = "{score.metric}"', f'engine = "{score.engine}"']
+        parts += [f'group = "{_group(score)}"', f'split = "{score.split}"']
+        if score.split != "unseen_model":
+            parts += [f"models = {json.dumps(_models(score))}"]
+        if score.split == "blind":
+            parts += [f"gpus = {json.dumps([BLIND])}"]
+        parts += _figures(score)
+    for group in GROUPS:
+        for band in by_concurrency(group):
+            parts += ["", "[[band]]", f'engine = "{band.engine}"', f'group = "{group}"', f"clients = {band.clients}"]
+            parts += _figures(band)
     return "\n".join(parts) + "\n"
+
+
+def _group(score: Score) -> str:
+    return score.model or "dense"
+
+
+def _figures(found: Score | ByLoad) -> list[str]:
+    return [f"mape = {found.mape:.3f}", f"bias = {found.bias:.3f}", f"rows = {found.n}"]
+
+
+def _models(score: Score) -> list[str]:
+    """The models of the runs behind a line of a time to first token, or of the accelerator that no constant has seen."""
+    runs = data().blind if score.split == "blind" else data().fitted
+    table = runs.table if score.split == "blind" else runs.table[first_tokens(runs)]
+    return sorted(set(table[(table["engine"] == score.engine) & (table["set"] == _group(score))]["name"]))
 
 
 def calibrate(target: Path = DATA) -> tuple[Fit, bool]:
@@ -77,11 +110,15 @@ def calibrate(target: Path = DATA) -> tuple[Fit, bool]:
     whole = everything(runs)
     constants = refit(runs, whole)
     models, gpus = held_out("name"), held_out("gpu")
+    blind = found.blind
+    unseen, untouched = predict(blind, constants.of(blind)), everything(blind)
     known = (runs.table["family"] == "inferencex").to_numpy()
     every = [
         *lines("tpot", "unseen_model", runs, models[0], found.rows, whole),
         *lines("ttft", "unseen_gpu", runs, gpus[1], found.rows, known & first_tokens(runs)),
         *lines("ttft", "unseen_model", runs, models[1], found.rows, known & ~first_tokens(runs)),
+        *lines("tpot", "blind", blind, unseen.tpot, found.rows, untouched),
+        *lines("ttft", "blind", blind, unseen.ttft, found.rows, untouched),
     ]
     errors = [score for score in every if score.engine and score.model in (None, "moe")]
     before = target.read_text(encoding="utf-8") if target.is_file() else ""
