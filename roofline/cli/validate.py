@@ -279,7 +279,7 @@ def _gate(update: bool, out: Output) -> int:
 
 def _host(out: Output) -> int:
     from roofline.units import bandwidth, flop_rate, latency
-    from roofline.validate.host import measure
+    from roofline.validate.host import measure, too_fast
 
     roofs, placed = measure()
     out.records(
@@ -289,6 +289,13 @@ def _host(out: Output) -> int:
                  [[p.name, latency(p.bound_s), latency(p.measured_s), f"{p.ratio:.2f}"] for p in placed]),
     )  # fmt: skip
     out.note("", f"roofs of one thread, measured: {bandwidth(roofs['bandwidth'])}, {flop_rate(roofs['rate'])}")
+    out.note("memory: the best of reading, copying and adding; bytes count once for each operand and result")
+    out.note(
+        *(
+            f"{one.name} takes {one.ratio:.2f} of its bound: the roofs were disturbed, or a cache held its operands; measure again"
+            for one in too_fast(placed)
+        )
+    )
     return OK
 
 

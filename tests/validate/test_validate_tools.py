@@ -148,14 +148,29 @@ def test_unknown_subjects_and_classes_are_named(capsys) -> None:
 
 def test_this_machine_orders_its_operations_by_intensity() -> None:
     pytest.importorskip("torch")
-    from roofline.validate.host import measure
+    from roofline.validate.host import measure, too_fast
 
-    roofs, placed = measure(rounds=3)
+    for _ in range(3):
+        roofs, placed = measure(rounds=2)
+        by_name = {one.name: one for one in placed}
+        matmul, vector = by_name["matmul 8192x512x512"], by_name["matrix times vector 4096x8192"]
+        ordered = matmul.flops / matmul.measured_s > vector.flops / vector.measured_s
+        if ordered and not too_fast(placed):
+            break
     assert roofs["rate"] > roofs["bandwidth"] > 0
-    by_name = {one.name: one for one in placed}
-    matmul, vector = by_name["matmul 8192x512x512"], by_name["matrix times vector 4096x8192"]
-    assert matmul.flops / matmul.measured_s > vector.flops / vector.measured_s
-    assert all(one.ratio > 0.4 for one in placed)
+    assert ordered
+    assert too_fast(placed) == []
+
+
+def test_an_operation_that_beats_the_measured_roofs_is_said(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    from roofline.validate import host
+
+    placed = [host.Placed("sum", 1.0, 1.0, 1.0, 0.44), host.Placed("add", 1.0, 1.0, 1.0, 0.95)]
+    monkeypatch.setattr(host, "measure", lambda: ({"bandwidth": 1e9, "rate": 1e9}, placed))
+    assert run(["validate", "host"]) == 0
+    said = capsys.readouterr().out
+    assert "sum takes 0.44 of its bound: the roofs were disturbed" in said
+    assert "add takes" not in said
 
 
 def test_rows_that_beat_the_device_are_said_in_words(tmp_path: Path, capsys) -> None:
