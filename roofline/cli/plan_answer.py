@@ -18,7 +18,8 @@ from roofline.planner.prices import price_words, watts
 from roofline.planner.search import Plan, Point, frontier, left_ranges
 from roofline.planner.sensitivity import Flip, label, sensitivity
 from roofline.planner.solve import Answer, Question, confirm, seek
-from roofline.planner.verify import Replay, verdict_record
+from roofline.planner.verify import CONFIDENCE, Replay, verdict_record
+from roofline.serving.metrics import Objective
 
 LENGTHS = "every request has the same lengths"
 DRAWN = "lengths are drawn independently; the closed form takes their mean and spread, the simulator draws them"
@@ -269,8 +270,8 @@ def _verdict(answer: Answer, out: Output) -> Iterator[str]:
     mean = "" if load.even else " on average"
     title = f"{answer.launch_model}: {what} of {load.isl:,} + {load.osl:,} tokens{mean}, {service_level(question.objective)}"
     yield out.paint(title, "bold")
-    simulated = len(chosen.confirmed) + len(chosen.refuted)
-    yield f"{answer.found.tried:,} deployments sized, {len(answer.found.plans):,} meet it in closed form, {simulated} simulated"
+    met = len(answer.found.plans)
+    yield f"{answer.found.tried:,} deployments sized, {met:,} meet it in closed form, {_counts(answer)}"
     if not chosen.confirmed:
         yield out.paint("no deployment is confirmed", "red") + f": {_why(answer)}"
         return
@@ -280,10 +281,38 @@ def _verdict(answer: Answer, out: Output) -> Iterator[str]:
     cost = f"{usd:,.2f} USD/h" if usd is not None else "no price known"
     size = f"{_number(best.gpus, 'GPU')}, {cost}; {_number(users(best, load), 'user')} at once"
     yield f"{out.paint('cheapest' if usd is not None else 'fewest GPUs', 'green')}: {label(best)}: {size}"
+    sure = _sure(chosen.confirmed[0], question.objective)
+    if sure:
+        yield sure
     yield f"ceilings in users: {_binding(limits)}; busiest under this load: {busiest(best, load)}"
     unpriced = [gpu for gpu, price in answer.rents.items() if price is None]
     if unpriced and len(unpriced) < len(answer.rents):
         yield f"without a price, and so behind all others: {', '.join(unpriced)}"
+
+
+def _counts(answer: Answer) -> str:
+    """How many deployments were simulated, those with more instances than the closed form asks for apart."""
+    chosen = answer.chosen
+    sized = {plan.key() for plan in answer.found.plans}
+    tried = [choice.plan.key() for choice in (*chosen.confirmed, *chosen.refuted)]
+    own = sum(key in sized for key in tried)
+    more = f" and {len(tried) - own} with more instances" if len(tried) > own else ""
+    return f"{own} of {len(sized):,} simulated{more}: {len(chosen.confirmed)} confirmed, {len(chosen.refuted)} refuted"
+
+
+def _sure(choice: Choice, objective: Objective) -> str | None:
+    """What the first choice's verdict rests on."""
+    from roofline.units import latency
+
+    found, parts = choice.verdict, []
+    if found.pooled is None:
+        return None
+    if objective.ttft_s is not None and found.ttft_most_s is not None:
+        parts.append(f"TTFT p{objective.percentile:g} below {latency(found.ttft_most_s)}")
+    if objective.tpot_percentile is not None and found.tpot_most_s is not None:
+        parts.append(f"TPOT p{objective.tpot_percentile:g} below {latency(found.tpot_most_s)}")
+    held = f"limits hold in each of {found.seeds} runs with arrivals of their own, {found.pooled:,} requests in all"
+    return f"{held}; over these, with {CONFIDENCE * 100:g} % confidence, {' and '.join(parts)}" if parts else held
 
 
 def _why(answer: Answer) -> str:
@@ -291,19 +320,29 @@ def _why(answer: Answer) -> str:
     from roofline.units import latency
 
     if answer.chosen.refuted:
-        near = min(answer.chosen.refuted, key=lambda choice: choice.verdict.ttft_high_s)
+        near = min(answer.chosen.refuted, key=lambda choice: _excess(choice, answer.question.objective))
         found = near.verdict
         if found.refused:
             return f"of {label(near.plan)} the simulator refuses {_number(found.refused, 'request')}: longer than its cache"
-        return (
-            f"the simulator refutes what the closed form found; nearest is {label(near.plan)} with TTFT "
-            f"{latency(found.ttft_high_s)} and TPOT {latency(found.tpot_s)}"
-        )
+        late = found.ttft_high_s if found.ttft_most_s is None else found.ttft_most_s
+        said = "the simulator refutes what the closed form found, or a faster one of its kind"
+        if answer.chosen.gave_up:
+            said = f"gave up after {answer.chosen.simulated} simulated, {len(answer.chosen.waiting):,} wait"
+        return f"{said}; nearest is {label(near.plan)} with TTFT {latency(late)} and TPOT {latency(found.tpot_s)}"
     near_plan = answer.found.nearest
     if near_plan is None:
         return f"none carries the load with up to {answer.question.most} GPUs; raise --max-gpus"
     sized = near_plan.sized
     return f"nearest is {label(near_plan)} with TTFT {latency(sized.ttft_high_s)} and TPOT {latency(sized.tpot_s)}"
+
+
+def _excess(choice: Choice, objective: Objective) -> float:
+    """The larger share of its limits that a deployment takes, as simulated."""
+    found = choice.verdict
+    late = found.ttft_high_s if found.ttft_most_s is None else found.ttft_most_s
+    slow = found.tpot_s if found.tpot_high_s is None else found.tpot_high_s
+    shares = [have / limit for have, limit in ((late, objective.ttft_s), (slow, objective.tpot_s)) if limit]
+    return max(shares, default=0.0)
 
 
 def _explanation(answer: Answer, details: Details, out: Output) -> None:

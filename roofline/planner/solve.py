@@ -15,7 +15,7 @@ from roofline.planner.prices import Rent, parse_prices, rent
 from roofline.planner.search import Found, Plan, search
 from roofline.planner.setups import Setup, Variant, comparable, setups, sizes, stored_formats, variants
 from roofline.planner.sizing import Drafting
-from roofline.planner.verify import COUNTED, Verdict, simulate
+from roofline.planner.verify import COUNTED, Verdict, assured
 from roofline.serving.metrics import Objective
 from roofline.serving.steps import check_served
 
@@ -175,7 +175,7 @@ def confirm(answer: Answer, watch: Callable[[], None] = lambda: None) -> Answer:
     question = answer.question
 
     def check(plan: Plan, load: Demand, objective: Objective) -> Verdict:
-        verdict = simulate(plan, load, objective, counted=question.requests)
+        verdict = assured(plan, load, objective, counted=question.requests)
         watch()
         return verdict
 

@@ -4,6 +4,9 @@ One instance is simulated under its share of the load, or, of a disaggregated de
 have their ratio; requests go to instances at random, and inside an instance to the rank with the fewest. Requests that come
 before a steady state is reached are served and not counted. ``roofline simulate`` says the same: ``Replay.words`` is its
 command.
+
+A percentile of one run is a sample. What is recommended keeps its limits in each of ``SEEDS`` runs, and so does the upper
+confidence limit of the percentile over the requests of all of them.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
 
 COUNTED = 1500
 """Requests that are counted: fifteen of them lie beyond the 99th percentile."""
+SEEDS = 3
+"""Runs, each with arrivals of its own, in all of which a deployment that is recommended keeps its limits."""
+CONFIDENCE = 0.95
+"""That a percentile lies below its upper limit, were requests independent of each other."""
 LIVES = 2
 """How often the sequences that run at once are served and replaced before counting begins."""
 
@@ -39,6 +46,9 @@ class Verdict:
         utilisation: share of the time that the simulated ranks were busy. batch: mean sequences of decode steps.
         hits: share of prompt tokens that the prefix cache had. met: whether the objective is.
         tpot_high_s: the percentile of TPOT that the objective names; None where it judges the mean.
+        seeds: runs that ``met`` rests on; all other figures are of the first, the one that is replayed, or of the first that
+            misses. pooled: requests that all of them count. ttft_most_s, tpot_most_s: upper confidence limits of the
+            percentiles over these; None where one run was all.
     """
 
     ttft_s: float
@@ -53,6 +63,10 @@ class Verdict:
     met: bool
     hits: float = 0.0
     tpot_high_s: float | None = None
+    seeds: int = 1
+    pooled: int | None = None
+    ttft_most_s: float | None = None
+    tpot_most_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -231,27 +245,79 @@ def _budget(part: Plan) -> int:
 
 def simulate(plan: Plan, load: Demand, objective: Objective, *, counted: int = COUNTED, seed: int = 0) -> Verdict:
     """Serves the plan's share of the load by the simulator."""
+    return _run(Replay(plan, load, objective, counted, seed))[0]
+
+
+def assured(plan: Plan, load: Demand, objective: Objective, *, counted: int = COUNTED, seeds: int = SEEDS) -> Verdict:
+    """The verdict of several runs: limits hold in each, and with confidence in all of them together.
+
+    The runs end with the first that misses. Without a limit there is nothing to be sure of, and one run is all.
+    """
     import numpy
 
-    replay = Replay(plan, load, objective, counted, seed)
+    first, ttft, tpot = _run(Replay(plan, load, objective, counted))
+    if not first.met or not objective.given:
+        return first
+    found, paces = [ttft], [tpot]
+    for seed in range(1, seeds):
+        verdict, ttft, tpot = _run(Replay(plan, load, objective, counted, seed))
+        if not verdict.met:
+            return replace(verdict, seeds=seed + 1)
+        found.append(ttft)
+        paces.append(tpot)
+    pooled, share = numpy.concatenate(found), objective.tpot_percentile
+    late = upper_limit(pooled, objective.percentile)
+    slow = None if share is None or not len(tpot) else upper_limit(numpy.concatenate(paces), share)
+    held = (objective.ttft_s is None or late <= objective.ttft_s) and (slow is None or slow <= (objective.tpot_s or slow))
+    return replace(first, seeds=seeds, pooled=len(pooled), ttft_most_s=late, tpot_most_s=slow, met=held)
+
+
+def upper_limit(values: Any, percentile: float, confidence: float = CONFIDENCE) -> float:
+    """What the percentile (above 0 and below 100) of a distribution lies below, for a sample of it, with that confidence.
+
+    The smallest order statistic that does, whatever the distribution: of ``n`` values as many lie below the percentile as a
+    binomial draw of ``n`` at that chance. The largest value where the sample is too small for any.
+    Source: Conover 1999, Practical Nonparametric Statistics, section 3.2 (tolerance of quantiles by order statistics).
+    """
+    from math import exp, log
+
+    import numpy
+
+    number, chance = len(values), percentile / 100
+    place, below, weight = number, 0.0, number * log(chance)
+    for over in range(number):
+        below += exp(weight)
+        if below > 1.0 - confidence:
+            break
+        place = number - over
+        weight += log((number - over) / (over + 1) * (1.0 - chance) / chance)
+    return float(numpy.partition(values, place - 1)[place - 1])
+
+
+def _run(replay: Replay) -> tuple[Verdict, Any, Any]:
+    """(verdict of one run, TTFT and TPOT of its requests)."""
+    import numpy
+
+    load, objective = replay.load, replay.objective
     found = replay.result()
     refused = int((found.counted & ~found.done).sum())
     ttft, tpot = found.ttft_s, found.tpot_s
     if refused or not len(ttft):
-        return Verdict(float("nan"), float("inf"), float("inf"), 0.0, len(ttft), refused, 0, 0.0, 0.0, False)
+        return Verdict(float("nan"), float("inf"), float("inf"), 0.0, len(ttft), refused, 0, 0.0, 0.0, False), ttft, tpot
     figures, share = found.to_dict(), objective.tpot_percentile
     mean = float(tpot.mean()) if len(tpot) else 0.0
     quarter = len(ttft) // 4
     order = numpy.argsort(found.outcome.arrival[found.done], kind="stable")
     first, last = ttft[order[:quarter]], ttft[order[-quarter:]]
     kept_up = load.rate is None or not quarter or last.mean() <= 4 * max(first.mean(), 1e-9)
-    return Verdict(
+    verdict = Verdict(
         float(ttft.mean()), float(numpy.percentile(ttft, objective.percentile)), mean,
         (figures["request_per_s"] or 0.0) * replay.copies, len(ttft), refused, figures["preempted_requests"],
         figures["utilisation"], figures["mean_decode_batch"] or 0.0, bool(not found.misses and kept_up),
         figures["prefix_hit_share"],
         None if share is None or not len(tpot) else float(numpy.percentile(tpot, share)),
     )  # fmt: skip
+    return verdict, ttft, tpot
 
 
 def verdict_record(found: Verdict | None) -> dict[str, Any] | None:
@@ -262,5 +328,6 @@ def verdict_record(found: Verdict | None) -> dict[str, Any] | None:
         "ttft_s": found.ttft_s, "ttft_percentile_s": found.ttft_high_s, "tpot_s": found.tpot_s,
         "tpot_percentile_s": found.tpot_high_s, "request_per_s": found.rate, "requests": found.requests,
         "refused": found.refused, "preempted": found.preempted, "utilisation": found.utilisation, "mean_batch": found.batch,
-        "prefix_hit_share": found.hits, "met": found.met,
+        "prefix_hit_share": found.hits, "met": found.met, "seeds": found.seeds, "pooled_requests": found.pooled,
+        "ttft_percentile_upper_s": found.ttft_most_s, "tpot_percentile_upper_s": found.tpot_most_s,
     }  # fmt: skip
