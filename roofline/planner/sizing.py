@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from roofline.serving.steps import StepTimes
 
 NEVER = math.inf
+CROWDED = 0.5
+"""Share of a budget beyond which the time per token is held against that of a full step, which no step exceeds."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,14 @@ def size(
     if steps is None:
         return None
     found, rounds, room, fresh = steps.found, steps.rounds, steps.room, lengths.fresh
-    decode_s, mixed_s, alone_s = _seconds(times, steps, drafting)
+    decode_s, mixed_s, alone_s, full_s = _seconds(times, steps, drafting)
     if steps.saturated:
         return _saturated(times, sequences, steps, mixed_s, fresh, gained)
     if stalls:
         mixed_s = decode_s + alone_s
     request, turns = _request(times, sequences), float(found.turns)
     means = steady(found, decode_s, mixed_s, alone_s, request, float(sequences), rounds)
-    tpot = float(means.tpot)
+    tpot = min(float(means.tpot), full_s) if steps.full else float(means.tpot)
     rate = sequences / (float(means.ttft) + rounds * tpot)
     added = turns * (alone_s if stalls else mixed_s - decode_s) / float(found.group)
     service = added if stalls else mixed_s * fresh / room
@@ -123,6 +125,7 @@ class _Steps:
     decode: StepShape
     mixed: StepShape
     alone: StepShape | None
+    full: StepShape | None
 
 
 @lru_cache(maxsize=8192)
@@ -137,10 +140,9 @@ def _steps(sequences: int, budget: int, lengths: Lengths, gamma: int, gained: fl
     running = max(1.0, rounds * budget / (lengths.fresh + rounds * wide)) if saturated else float(sequences)
     room = max(1.0, budget - running * wide) if saturated else room
     found = loads(running, float(lengths.prompt), rounds, NEVER, room + running, cached=float(lengths.cached))
-    if saturated:
-        chunks, chunk = max(1.0, room / lengths.fresh), min(room, lengths.fresh)
-        full = replace(found.mixed, chunks=chunks, chunk=chunk, behind=lengths.cached + 0.5 * (lengths.fresh - chunk))
-        found = replace(found, decode=full, mixed=full)
+    chunks, chunk = max(1.0, room / lengths.fresh), min(room, lengths.fresh)
+    filled = replace(found.mixed, chunks=chunks, chunk=chunk, behind=lengths.cached + 0.5 * (lengths.fresh - chunk))
+    found = replace(found, decode=filled, mixed=filled) if saturated else found
 
     def shape(one: Load) -> StepShape:
         plain = shape_of(one)
@@ -149,19 +151,21 @@ def _steps(sequences: int, budget: int, lengths: Lengths, gamma: int, gained: fl
         return StepShape(plain.prefill_tokens, pairs, plain.prefills, plain.decodes, context, gamma)
 
     alone = shape(replace(found.mixed, decodes=0.0)) if stalls else None
-    return _Steps(found, rounds, room, saturated, shape(found.decode), shape(found.mixed), alone)
+    crowded = not stalls and not saturated and sequences / rounds * lengths.fresh > CROWDED * room
+    full = shape(filled) if crowded else None
+    return _Steps(found, rounds, room, saturated, shape(found.decode), shape(found.mixed), alone, full)
 
 
 def shapes(sequences: int, budget: int, lengths: Lengths, drafting: Drafting | None, stalls: bool) -> list[StepShape]:
     """The steps that ``size`` asks the times of."""
     gamma, gained = (drafting.gamma, drafting.tokens) if drafting else (0, 1.0)
     steps = _steps(sequences, budget, lengths, gamma, gained, stalls)
-    found = () if steps is None else (steps.decode, steps.mixed, steps.alone)
+    found = () if steps is None else (steps.decode, steps.mixed, steps.alone, steps.full)
     return [one for one in found if one is not None]
 
 
-def _seconds(times: StepTimes, steps: _Steps, drafting: Drafting | None) -> tuple[float, float, float]:
-    """Seconds of a decode step, a mixed one and, where decodes wait, one of its prompts alone; drafts included."""
+def _seconds(times: StepTimes, steps: _Steps, drafting: Drafting | None) -> tuple[float, float, float, float]:
+    """Seconds of a decode step, a mixed one, where decodes wait one of its prompts alone, and a full one; drafts included."""
 
     def step(shape: StepShape | None) -> float:
         if shape is None:
@@ -172,7 +176,7 @@ def _seconds(times: StepTimes, steps: _Steps, drafting: Drafting | None) -> tupl
             drafts = drafting.gamma * drafting.times.seconds(plain)
         return times.seconds(shape) + drafts
 
-    return step(steps.decode), step(steps.mixed), step(steps.alone)
+    return step(steps.decode), step(steps.mixed), step(steps.alone), step(steps.full)
 
 
 def _saturated(times: StepTimes, sequences: int, steps: _Steps, mixed_s: float, fresh: float, gained: float) -> Sized:
