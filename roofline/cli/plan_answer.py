@@ -26,6 +26,8 @@ DRAWN = "lengths are drawn independently; the closed form takes their mean and s
 RANDOM = "arrivals are random (Poisson), requests to equal instances are too"
 CLOSED = "each user sends the next request when the last is answered, after the first wave"
 BATCH = "each instance runs as many sequences as chosen, all the time"
+OFFERED = "output tokens per second are those offered, and USD and J per token rest on them; what a run served is under simulated"
+SERVED = "output tokens per second are those that the simulator served, and USD and J per token rest on them"
 POWER = "power is the thermal design power of the GPUs, without servers, network and cooling"
 NOT_MODELLED = ("failures", "cold starts", "autoscaling", "quality of quantised weights and caches")
 
@@ -40,13 +42,14 @@ def _solve(question: Question, out: Output) -> Answer:
 
 
 def _rates(plan: Plan, choice: Choice | None, load: Demand) -> Record:
-    """Tokens per second, dollars and joules of a deployment under its load."""
+    """Tokens per second, dollars and joules of a deployment under its load: what is offered, what is served where nothing is."""
     served = load.request_rate or (choice.verdict.rate if choice else plan.rate)
     several = load.osl > 1
     tokens = served * load.osl
     usd, power = plan.usd_per_hour, watts(plan.setup.accelerator)
     tpot = choice.verdict.tpot_s if choice else plan.sized.tpot_s
     return {
+        "rates_are": _rates_are(load, choice),
         "request_per_s": served,
         "output_tok_per_s": tokens,
         "output_tok_per_s_per_gpu": tokens / plan.gpus,
@@ -57,6 +60,13 @@ def _rates(plan: Plan, choice: Choice | None, load: Demand) -> Record:
         "watt": None if power is None else power * plan.gpus,
         "joule_per_output_token": None if power is None or not tokens else power * plan.gpus / tokens,
     }
+
+
+def _rates_are(load: Demand, choice: Choice | None) -> str:
+    """What tokens per second, and so dollars and joules per token, rest on."""
+    if load.request_rate is not None:
+        return "offered"
+    return "closed form" if choice is None else "simulated"
 
 
 def _deployment(plan: Plan) -> Record:
@@ -200,6 +210,7 @@ def assumes(answer: Answer) -> list[str]:
             f"each draft is accepted with {answer.question.alpha:g}, independently; the draft model stands whole on every GPU"
         )
     model = _model(answer)
+    lines.append(OFFERED if load.request_rate is not None else SERVED)
     return [*lines, POWER, *(model.assumes if model else ())]
 
 
@@ -232,9 +243,10 @@ def _cells(choices: Sequence[Choice], load: Demand, percentile: float) -> Cells:
     def money(value: float | None) -> str:
         return "-" if value is None else f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
+    rate = "offered" if load.request_rate is not None else "output"
     headers = [
-        "deployment", "GPUs", "batch", "tokens\nper step", "TTFT\nmean", f"TTFT\np{percentile:g}", "TPOT\nmean", "output\ntok/s",
-        "tok/s\nper user", "tok/s\nper GPU", "USD/h", "USD per\nM output", "J per\ntoken", "step times",
+        "deployment", "GPUs", "batch", "tokens\nper step", "TTFT\nmean", f"TTFT\np{percentile:g}", "TPOT\nmean",
+        f"{rate}\ntok/s", "tok/s\nper user", f"{rate}\nper GPU", "USD/h", "USD per\nM output", "J per\ntoken", "step times",
     ]  # fmt: skip
     rows = []
     for choice in choices:

@@ -207,6 +207,20 @@ def test_times_beyond_what_was_measured_are_called_extrapolated(cli):
     assert re.search(rf"mean error on b200-sxm, which it has not seen \(llama-3\.1-70b alone\): {size}per token; {size}to", far)
 
 
+def test_rates_say_whether_they_are_offered_or_served(cli):
+    arguments = ("plan", "llama-3.2-1b", *LENGTHS, "--gpus", "h100-sxm", "--max-gpus", 1, "--show", 1, "--requests", 100)
+    open_, closed = (cli(*arguments, *load, "-o", "json").records[0] for load in (("--rate", 2), ("--concurrency", 4)))
+    assert open_["rates_are"] == "offered"
+    assert open_["output_tok_per_s"] == 2 * open_["output_tokens"]
+    assert open_["simulated"]["request_per_s"] != open_["request_per_s"]
+    assert (closed["rates_are"], closed["request_per_s"]) == ("simulated", closed["simulated"]["request_per_s"])
+    table, other = (cli(*arguments, *load).out for load in (("--rate", 2), ("--concurrency", 4)))
+    assert "offered" in table.partition("assumes:")[0]
+    assert "USD and J per token rest on them; what a run served" in table
+    assert "offered" not in other
+    assert "those that the simulator served" in other
+
+
 def test_a_fleet_says_what_its_step_times_are_worth(cli):
     arguments = ("fleet", "llama-3.1-70b", "--tokens-per-day", "1T", "--tpot", "30ms", "--gpus", "h100-sxm,b200-sxm")
     rows = {line.split()[3]: line.split()[-1] for line in cli(*arguments).out.splitlines() if line.startswith("1 x (")}
