@@ -22,6 +22,8 @@ from roofline.units import to_base
 HARDWARE = Path(roofline.__path__[-1], "hardware")
 KINDS = ("datasheet", "measured", "derived")
 FALLBACK_UNIT = "bf16"
+COMMON = ("h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm-80gb", "mi300x")
+"""Accelerators to name where nothing near is known."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,8 @@ def _load_named(name: str) -> Accelerator:
         return read_accelerator(path)
     if key in _aliases():
         return _load_named(_aliases()[key])
-    raise InputError(f"gpu: unknown accelerator {name!r}.{suggest(key, [*accelerator_ids(), *_aliases()])} (roofline gpus)")
+    near = suggest(key, [*accelerator_ids(), *_aliases()]) or f" Such as {', '.join(COMMON)}"
+    raise InputError(f"gpu: unknown accelerator {name!r}.{near} (roofline gpus)")
 
 
 def forget() -> None:

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from roofline.accelerator import COMMON, load_accelerator
 from roofline.cli import BAD_INPUT, INTERNAL, MISSING, run
+from roofline.configs.load import load_model
+from roofline.edits import apply, share_kv_every
 
 ROOT = Path(__file__).parents[1]
 SMALL = {
@@ -66,7 +69,7 @@ def model(tmp_path: Path) -> Path:
         (["--source-len", "4"], "has no encoder"),
         (["-o", "jsn"], "Did you mean 'json'"),
         (["--json", "-o", "csv"], "--json contradicts"),
-        (["--batchh", "7"], "Did you mean '--batch'?"),
+        (["--batchh", "7"], "Did you mean '--batch'"),
         (["extra"], "extra"),
     ],
 )
@@ -168,3 +171,26 @@ def test_the_installed_program_keeps_codes_and_streams(model: Path) -> None:
     assert finding.returncode == 1
     bad = program("what-if", "modèle", "--gpu", "h100-sxm")
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (BAD_INPUT, "", 1)
+
+
+def test_messages_name_what_is_wrong_and_what_there_is(complaint: Complaint, tmp_path: Path) -> None:
+    question = ("what-if", "llama-3.1-8b", "-g", "h100-sxm")
+    assert "hidden=0 is out of range; give a size" in complaint(*question, "--prune-width", "hidden=0")
+    assert "--share-kv-every: 64 is not between 1 and the 32 layers" in complaint(*question, "--share-kv-every", 64)
+    assert apply(load_model("llama-3.1-8b"), [share_kv_every(32)]).params < load_model("llama-3.1-8b").params
+    explained = complaint("explain", "llama-3.1-8b", "-g", "h100-sxm", "--tp", 8)
+    assert "explain answers for one GPU; what-if, fit and simulate split a model over several" in explained
+    load = ("--isl", 10, "--osl", 10, "--rate", 1)
+    unknown = complaint("plan", "llama-3.1-8b", *load, "--gpus", "nonesuch")
+    assert "error: gpus: unknown accelerator 'nonesuch'. Such as h100-sxm" in unknown
+    for gpu in COMMON:
+        assert load_accelerator(gpu).id == gpu
+    (tmp_path / "own.csv").write_text("class,latency_ms,dtype,m,n,k\ngemm,1,bf16,64,64,64\n")
+    own = complaint("validate", "own", "--file", tmp_path / "own.csv")
+    assert "the column latency_us is missing; found class, latency_ms, dtype, m, n, k; times are in microseconds" in own
+    (tmp_path / "points.csv").write_text("batch,tpot_s\n1,0.01\n")
+    figure = ("plot", "latency", "llama-3.1-8b", "-g", "h100-sxm", "--out", tmp_path / "figure.svg")
+    measured = complaint(*figure, "--measured", tmp_path / "points.csv")
+    assert "line 2" in measured
+    assert "the column tpot_ms is missing; found batch, tpot_s" in measured
+    assert "{" not in measured

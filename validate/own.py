@@ -44,9 +44,13 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _number(row: dict[str, str], name: str, where: str) -> float:
+    if name not in row:
+        found = ", ".join(column for column in row if column) or "none"
+        unit = "; times are in microseconds" if name == "latency_us" else ""
+        raise InputError(f"{where}: the column {name} is missing; found {found}{unit}")
     try:
         value = float(row[name])
-    except (KeyError, ValueError, TypeError):
+    except (ValueError, TypeError):
         raise InputError(f"{where}: {name} must be a number; found {row.get(name)!r:.40}") from None
     if not 0 <= value < 1e15 or (value == 0 and name not in ("history", "window")):
         raise InputError(f"{where}: {name} = {value} is out of range")

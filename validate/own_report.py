@@ -32,7 +32,10 @@ def report_own(path: Path, gpu: str) -> list[Score]:
             everything = frame.seconds > 0
             expected = predict(frame, chip, constants)
             note = f"constants of {name}"
-            found += [replace(s, target=None) for s in scores_of(frame, chip, expected, "other_framework", everything, 0, note)]
+            found += [
+                replace(s, target=None)
+                for s in scores_of(frame, chip, expected, "other_framework", everything, len(constants), note)
+            ]
         if len(frame) >= ENOUGH and "sm_count" in chip.accelerator.chip:
             constants = fit([frame.take(~frame.held_out)], chip)
             note = f"{frame.cls} {frame.dtype} fitted: {', '.join(f'{name} {value:g}' for name, value in constants.items())}"

@@ -15,6 +15,7 @@ from roofline.errors import RooflineError
 
 OK, FINDING, BAD_INPUT, MISSING, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
 LONGEST_MESSAGE = 600
+MESH_FLAGS = ("--tp", "--pp", "--dp", "--ep", "--sp")
 COMPLETION = ("--install-completion", "--show-completion")
 
 EXTRAS = {
@@ -41,6 +42,8 @@ def _usage(error: Exception) -> int:
     near = getattr(error, "possibilities", None)
     message = str(getattr(error, "message", "")) if near else error.format_message()  # type: ignore[attr-defined]
     hint = f" Did you mean {' or '.join(repr(option) for option in sorted(near))}?" if near else ""
+    if getattr(error, "option_name", "") in MESH_FLAGS:
+        hint = f" {path.split()[-1]} answers for one GPU; what-if, fit and simulate split a model over several."
     return _fail(BAD_INPUT, f"{message.rstrip('.')}.{hint} (see {path} --help)")
 
 

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 
 BATCHES, CONTEXT, PROMPT, CONTEXTS, STEPS = "1:512:x2", "4096", "1024", "1Ki:1Mi:x2", "1,8,64,256"
 PHASES = ("both", "decode", "prefill")
+ATTAINED = (
+    "solid lines: what the fitted products of two 8,192-square matrices and of a 16,384-square matrix with a vector reach; "
+    "kernels of other shapes, or of another library, may lie somewhat above"
+)
+SUMMED = "totals are the sums of the kernels; a server's step has the host's time and what lies between kernels on top"
 
 Isl = Annotated[
     list[str] | None, typer.Option("--isl", "--input-len", metavar="N", help="New tokens of a prefill.  [default: 1024]")
@@ -86,6 +91,7 @@ def roofline(
     from roofline.plots.curves import place_of
     from roofline.plots.expected import expected_of
     from roofline.plots.roofline import kernel_points, roofline_plot, step_point
+    from roofline.plots.roofs import attained
 
     chosen = _phase(phase, PHASES)
     phases = ("prefill", "decode") if chosen == "both" else (chosen,)
@@ -128,8 +134,11 @@ def roofline(
     if not picture.title:
         places = dict.fromkeys(place_of(deployment) for deployment in cases.values())
         picture = replace(picture, title=f"{', '.join(cases)} on {', '.join(places)}")
-    figure = roofline_plot(next(iter(chips.values())), points, note=text, **picture.options)
-    return picture.write(figure, notes(cases, engine, batches if whole else ()))
+    chip = next(iter(chips.values()))
+    figure = roofline_plot(chip, points, note=text, **picture.options)
+    roofs = attained(chip)
+    line = [ATTAINED] if roofs and "fitted" in roofs.source else []
+    return picture.write(figure, [*line, *notes(cases, engine, batches if whole else ())])
 
 
 @dataclass(frozen=True)
@@ -313,7 +322,8 @@ def breakdown(
         cases, sweeps.whole_numbers(batch or [STEPS], "batch"), one(context, "context", CONTEXT, 0), phase=chosen,
         new_tokens=one(isl, "isl", PROMPT), source=source, engine=engine, **picture.options,
     )  # fmt: skip
-    return picture.write(figure, notes(cases, engine))
+    step = [f"{SUMMED} (roofline what-if --engine {engine})"] if engine != "none" else []
+    return picture.write(figure, [*step, *notes(cases, engine)])
 
 
 @bundled(picture=PICTURE)

@@ -151,6 +151,15 @@ def _phase(row: Measured, setup: Setup) -> Record:
     return {"ttft_s": None, "tpot_s": seconds, "output_tok_per_s": 1 / seconds, "concurrency": 1}
 
 
+def _impossible(row: Measured, setup: Setup) -> list[str]:
+    """Measured times that no such deployment can reach: below the bound of one sequence that has the GPUs to itself."""
+    decode = setup.deployment.decode(1, max(1, round(row.isl) + row.context))
+    least = {"tpot_s": float(decode.bound_s)}
+    if row.kind == "prompt":
+        least["ttft_s"] = float(setup.deployment.prefill(1, max(1, round(row.isl)), cached=row.context).bound_s)
+    return [name for name, bound in least.items() if getattr(row, name) and getattr(row, name) < bound]
+
+
 def _record(row: Measured, setup: Setup, budget: int) -> Record:
     from roofline.expected.serving import left_range, standing
 
@@ -170,6 +179,7 @@ def _record(row: Measured, setup: Setup, budget: int) -> Record:
     batch = [at_once / setup.mesh.dp] if at_once else []
     prompts = row.kind != "generate"
     notes = dict.fromkeys([*setup.notes, *left_range(setup.times, batch, prompts)])
+    record["faster_than_bound"] = _impossible(row, setup)
     return {**record, "provenance": standing(setup.times, batch, prompts), "notes": list(notes)}
 
 
@@ -276,9 +286,15 @@ def import_bench(
     where = f"{mesh.ranks} x {chips[0].id}" if mesh.ranks > 1 else chips[0].id
     out.note(out.paint(f"{loaded.name} on {where} under {profile.name}: {rows[0].tool}, {_number(len(rows), 'run')}", "bold"), "")
     out.records(records, lambda: _cells(records))
+    beaten = {name: [r["where"] for r in records if name in r["faster_than_bound"]] for name in ("ttft_s", "tpot_s")}
+    doubts += [
+        f"{', '.join(places[:5])}: {name.removesuffix('_s').upper()} is faster than {where} allows one sequence alone: "
+        "look at the units"
+        for name, places in beaten.items() if places
+    ]  # fmt: skip
     out.note(
         "", *doubts, *(f"assumes: {note}" for note in dict.fromkeys([*stated, *(note for r in records for note in r["notes"])]))
     )
     if setup.times.provenance == "datasheet":
         out.note("predicted times are lower bounds: errors below zero are expected, one above zero is a finding")
-    return 0
+    return 1 if any(beaten.values()) else 0

@@ -220,6 +220,15 @@ def _of_a_replica(case: Deployment, batches: Collection[int]) -> list[int]:
     return [-(-batch // groups) for batch in batches]
 
 
+def _wrong(row: Mapping[str, Any]) -> str:
+    """Which column of a row is missing, or holds no number."""
+    columns = [name for name in row if name]
+    missing = [name for name in ("batch", "tpot_ms") if name not in columns]
+    if missing:
+        return f"the column {' and '.join(missing)} is missing; found {', '.join(columns)} (times are tpot_ms, in milliseconds)"
+    return f"batch and tpot_ms must be numbers; found {row['batch']!r:.40} and {row['tpot_ms']!r:.40}"
+
+
 def measured(path: str | None, labels: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
     """(batch, seconds per step) by label from a CSV file. Raises InputError that names the line."""
     import csv
@@ -238,7 +247,7 @@ def measured(path: str | None, labels: Sequence[str]) -> dict[str, list[tuple[in
         try:
             batch, seconds = int(row["batch"]), float(Fraction(row["tpot_ms"]) / 1000)
         except (KeyError, TypeError, ValueError, ZeroDivisionError):
-            raise InputError(f"measured: line {place} of {path} needs numbers for batch and tpot_ms, and has {row}") from None
+            raise InputError(f"measured: line {place} of {path}: {_wrong(row)}") from None
         found.setdefault(label, []).append((batch, seconds))
     if not found:
         raise InputError(f"measured: {path} has no rows; its first line must be batch,tpot_ms")

@@ -91,7 +91,10 @@ def _gpus(texts: list[str] | None) -> list[Any]:
     from roofline.cli import sweeps
 
     if texts:
-        return list({gpu.id: gpu for gpu in map(load_accelerator, sweeps.names(texts, "gpus"))}.values())
+        try:
+            return list({gpu.id: gpu for gpu in map(load_accelerator, sweeps.names(texts, "gpus"))}.values())
+        except InputError as error:
+            raise InputError(f"gpus: {str(error).removeprefix('gpu: ').removeprefix('gpus: ')}") from None
     return [gpu for gpu in map(load_accelerator, accelerator_ids()) if gpu.kind == "gpu" and gpu.prices]
 
 

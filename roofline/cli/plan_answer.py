@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from roofline.cli.limits import service_level
@@ -221,6 +222,14 @@ def _model(answer: Answer) -> Model | None:
     return None if plan is None else plan.setup.variant.model
 
 
+def _title(answer: Answer) -> str:
+    """The full name of a model of the catalogue, the name of any other, as other commands call it."""
+    from roofline.configs.load import normalise
+
+    model, full = _model(answer), answer.launch_model
+    return full if model is None or (normalise(full) == model.name and not Path(full).is_absolute()) else model.name
+
+
 def _left_out(answer: Answer) -> list[str]:
     """What no figure of the plan counts."""
     model = _model(answer)
@@ -280,7 +289,7 @@ def _verdict(answer: Answer, out: Output) -> Iterator[str]:
     elif load.request_rate is not None:
         what = f"{load.request_rate:g} request{'' if load.request_rate == 1 else 's'}/s"
     mean = "" if load.even else " on average"
-    title = f"{answer.launch_model}: {what} of {load.isl:,} + {load.osl:,} tokens{mean}, {service_level(question.objective)}"
+    title = f"{_title(answer)}: {what} of {load.isl:,} + {load.osl:,} tokens{mean}, {service_level(question.objective)}"
     yield out.paint(title, "bold")
     met = len(answer.found.plans)
     yield f"{answer.found.tried:,} deployments sized, {met:,} meet it in closed form, {_counts(answer)}"

@@ -292,7 +292,7 @@ def _host(out: Output) -> int:
     out.note("memory: the best of reading, copying and adding; bytes count once for each operand and result")
     out.note(
         *(
-            f"{one.name} takes {one.ratio:.2f} of its bound: the roofs were disturbed, or a cache held its operands; measure again"
+            f"{one.name} takes {one.ratio:.2f} of its bound: the roofs were disturbed, or a cache held its data; measure again"
             for one in too_fast(placed)
         )
     )

@@ -202,8 +202,8 @@ def model_notes(model: Model, gpus: Iterable[Accelerator] = ()) -> Iterator[str]
         if without:
             units = " or ".join(dict.fromkeys(without.values()))
             yield (
-                f"{', '.join(without)} {'has' if len(without) == 1 else 'have'} no {fmt.unit} matrix unit: {fmt.name} weights are "
-                f"dequantised to 16 bits on the way to the {units} unit, at its rate (W{fmt.element_bits}A16)"
+                f"{', '.join(without)} {'has' if len(without) == 1 else 'have'} no {fmt.unit} matrix unit: {fmt.name} weights "
+                f"are dequantised to 16 bits on the way to the {units} unit, at its rate (W{fmt.element_bits}A16)"
             )
 
 

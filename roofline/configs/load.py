@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -203,7 +204,12 @@ def _load_folder(folder: Path) -> Model:
     weights = None if path.is_file() else gguf_in(folder)
     if weights is not None:
         return _load_gguf(weights)
-    return _checked(read_config(_with_storage(_read_json(path), path), folder.name or path.stem), folder)
+    return _checked(read_config(_with_storage(_read_json(path), path), _folder_name(folder) or path.stem), folder)
+
+
+def _folder_name(folder: Path) -> str:
+    """The name of a folder however its path is written: relative, absolute or as a dot."""
+    return Path(os.path.abspath(folder)).name
 
 
 def _named_in_full(name: str) -> str | None:
@@ -267,7 +273,7 @@ def load_model(source: str | Path | Mapping[str, Any]) -> Model:
         or (file and path.suffix != "")
         or (there and str(source).startswith(PATH_LIKE))
     ):
-        stem = path.parent.name if path.name == "config.json" else path.stem
+        stem = _folder_name(path.parent) if path.name == "config.json" else path.stem
         return read_config(_with_storage(_read_json(path), path), stem or path.stem)
     if str(source).startswith(PATH_LIKE):
         raise InputError(f"model: there is no file {str(source)!r:.200}; give a catalogue name or the path of a config.json")

@@ -97,10 +97,13 @@ def share_kv_every(layers: int) -> Edit:
     def one(index: int, block: AttentionBlock) -> AttentionBlock:
         return replace(block, shares_kv=index % layers != 0)
 
-    return Edit(
-        f"--share-kv-every {layers}",
-        lambda model: map_layers_in_order(model, AttentionBlock, one, "--share-kv-every", HEADED),
-    )
+    def change(model: Model) -> Model:
+        total = len(model.layers)
+        if layers > total:
+            raise InputError(f"--share-kv-every: {layers} is not between 1 and the {total} layers of {model.name}")
+        return map_layers_in_order(model, AttentionBlock, one, "--share-kv-every", HEADED)
+
+    return Edit(f"--share-kv-every {layers}", change)
 
 
 def mla_rank(rank: int) -> Edit:

@@ -25,8 +25,10 @@ def _pairs(text: str, flag: str, known: dict[str, str]) -> dict[str, int]:
     found = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([a-z-]+)=(\d+)\s*", part)
-        if match is None or match[1] not in known or int(match[2]) < 1:
+        if match is None or match[1] not in known:
             raise InputError(f"{flag}: {part!r} is not one of {', '.join(f'{name}=SIZE' for name in known)}")
+        if int(match[2]) < 1:
+            raise InputError(f"{flag}: {match[1]}={match[2]} is out of range; give a size of 1 or more")
         found[match[1]] = int(match[2])
     return found
 

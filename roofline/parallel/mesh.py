@@ -96,13 +96,13 @@ class Mesh:
             raise InputError(f"imbalance: {float(self.imbalance):g} is below 1, the mean of all expert ranks")
         if self.imbalance != 1 and self.ep == 1:
             raise InputError(
-                f"imbalance: {float(self.imbalance):g} is the busiest expert rank's share of the mean, and ep is 1, so there is one "
-                "such rank; spread the experts with --ep 2 or more, or leave --imbalance out (a model without experts has none)"
+                f"imbalance: {float(self.imbalance):g} is the busiest expert rank's share of the mean, and ep is 1, so there is "
+                "one such rank; spread the experts with --ep 2 or more, or leave --imbalance out (no experts, no ranks)"
             )
         if self.imbalance > self.ep:
             raise InputError(
-                f"imbalance: {float(self.imbalance):g} is more than the {self.ep} expert ranks of --ep: the busiest holds at most all "
-                f"rows, {self.ep} times the mean; give 1 to {self.ep}"
+                f"imbalance: {float(self.imbalance):g} is more than the {self.ep} expert ranks of --ep: the busiest has at most "
+                f"all rows, {self.ep} times the mean; give 1 to {self.ep}"
             )
 
     @property
