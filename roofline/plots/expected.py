@@ -88,7 +88,9 @@ class Expected:
 
         if not self.steps.calibrated_range:
             return f"expected, {self.engine} (beyond what it was fitted to)"
-        mean = "" if self.steps.error is None else f", mean error {100 * self.steps.error:.0f} %"
+        found = self.steps.errors
+        sizes = list(dict.fromkeys(f"{100 * size:.0f}" for size in (min(found), max(found)))) if found else []
+        mean = f", mean error {' to '.join(sizes)} %" if sizes else ""
         return f"expected, {self.engine}{mean} at batch {span(batches(self.engine))}"
 
 

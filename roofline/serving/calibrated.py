@@ -194,6 +194,12 @@ class ExpectedSteps:
         """The largest error per token of the bands that batches of one replica lie in; None where nothing is known."""
         return error_at(self.engine, self._experts, sequences, self._gpu)
 
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Mean absolute errors per token, as fractions, by how many sequences run at once; that of all where no more is known."""
+        known = bands(self.engine, self._experts)
+        return tuple(band.mean for band in known) or (() if self.error is None else (self.error,))
+
     def _errors(self, token: Error) -> str:
         """What the errors per token and to the first token are, and of which runs."""
         first = error_of(self.engine, self._experts, "ttft", self._gpu)
