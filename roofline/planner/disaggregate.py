@@ -15,7 +15,7 @@ from typing import Any
 
 from roofline.planner.demand import Demand
 from roofline.planner.prices import Rent
-from roofline.planner.search import MOST_INSTANCES, SEQUENCES, Plan, headroom, order_of
+from roofline.planner.search import MOST_INSTANCES, SEQUENCES, Plan, headroom, last, order_of
 from roofline.planner.setups import Setup
 from roofline.planner.sizing import Sized, waiting
 from roofline.serving.metrics import Objective
@@ -61,16 +61,29 @@ def prompt_seconds(setup: Setup, load: Demand) -> float:
     return total
 
 
-def _decoding(setup: Setup, load: Demand) -> Iterator[tuple[int, int, float, float]]:
-    """(sequences, batch, step, requests per second) of one rank that only decodes."""
+def _decoding(setup: Setup, load: Demand, tpot_s: float | None) -> Iterator[tuple[int, int, float, float]]:
+    """(sequences, batch, step, requests per second) of one rank that only decodes, up to as many as limit and memory admit."""
     context = load.lengths().context
     steps = max(1, load.osl - 1)
-    for sequences in SEQUENCES:
-        batch = headroom(sequences) if load.rate is not None else sequences
-        if batch > setup.room(load, BATCH_BUDGET, batch):
+
+    def batch(sequences: int) -> int:
+        return headroom(sequences) if load.rate is not None else sequences
+
+    def step(sequences: int) -> float:
+        return setup.remembered.seconds(StepShape(decodes=sequences, decode_context=sequences * context))
+
+    def admitted(sequences: int) -> bool:
+        fits = batch(sequences) <= setup.room(load, BATCH_BUDGET, batch(sequences))
+        return fits and (tpot_s is None or step(sequences) <= tpot_s)
+
+    before = 0
+    for point in SEQUENCES:
+        sequences = point if admitted(point) else last(before, point, admitted)
+        if sequences > before:
+            yield sequences, batch(sequences), step(sequences), sequences / (steps * step(sequences))
+        if sequences < point:
             return
-        step = setup.times.seconds(StepShape(decodes=sequences, decode_context=sequences * context))
-        yield sequences, batch, step, sequences / (steps * step)
+        before = point
 
 
 BATCH_BUDGET = 2048
@@ -124,10 +137,8 @@ def disaggregated(
         for setup in found:
             if way_out(setup) is None:
                 continue
-            for sequences, batch, step, each in _decoding(setup, load):
+            for sequences, batch, step, each in _decoding(setup, load, objective.tpot_s):
                 tried += 1
-                if objective.tpot_s is not None and step > objective.tpot_s:
-                    break
                 number, rate = _rates(load, sequences, step, each, setup.mesh.dp)
                 if number * setup.gpus >= most or number > MOST_INSTANCES:
                     continue

@@ -13,11 +13,13 @@ from roofline import load_accelerator, load_model
 from roofline.engines.profile import load_engine
 from roofline.planner.ceilings import ceilings
 from roofline.planner.demand import demand
+from roofline.planner.disaggregate import disaggregated
 from roofline.planner.search import BUDGETS, SEQUENCES, Plan, Point, batch_for, frontier, last, search, sized_at
 from roofline.planner.setups import Setup, setups, variants
 from roofline.planner.sizing import size
 from roofline.planner.verify import simulate
 from roofline.serving.metrics import Objective
+from roofline.serving.steps import StepShape
 
 H100, MODEL = load_accelerator("h100-sxm"), load_model("llama-3.1-8b")
 MOST = 8
@@ -95,6 +97,15 @@ def test_a_rate_is_bought_the_least_number_of_gpus():
             assert plan.instances >= before
             before = plan.instances
     assert before > 1
+
+
+def test_instances_that_only_decode_run_as_many_as_the_limit_admits():
+    """The decode step of 80 sequences is the limit: 64 are a point of the grid, 96 are too many."""
+    setup, context = one(), demand(1000, 250).lengths().context
+    limit = setup.times.seconds(StepShape(decodes=80, decode_context=80 * context))
+    (plan,), _ = disaggregated([setup], demand(1000, 250, concurrency=80), Objective(None, limit), {}, MOST)
+    assert plan.instances == 1
+    assert plan.sized.sequences == plan.batch == 80
 
 
 def test_memory_is_filled_to_the_last_sequence():
