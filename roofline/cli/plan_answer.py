@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from roofline.planner.prices import price_words, watts
 from roofline.planner.search import Plan, Point, frontier, left_ranges
 from roofline.planner.sensitivity import Flip, label, sensitivity
 from roofline.planner.solve import Answer, Question, confirm, seek
-from roofline.planner.verify import CONFIDENCE, Replay, verdict_record
+from roofline.planner.verify import CONFIDENCE, Replay, simulate, verdict_record
 from roofline.serving.metrics import Objective
 
 LENGTHS = "every request has the same lengths"
@@ -366,6 +367,12 @@ def _excess(choice: Choice, objective: Objective) -> float:
     return max(shares, default=0.0)
 
 
+def _change(flip: Flip, at: float, to: str | None, usd: float | None) -> str:
+    """Where the choice flips, to what, and what that costs."""
+    cost = "" if usd is None else f", {usd:,.2f} USD/h"
+    return f"{'below' if at < flip.nominal else 'above'} {at:.4g}: {to}{cost}"
+
+
 def _explanation(answer: Answer, details: Details, out: Output) -> None:
     load, objective = answer.question.load, answer.question.objective
     out.note("", out.paint("what binds each, in users at once", "bold"))
@@ -376,7 +383,9 @@ def _explanation(answer: Answer, details: Details, out: Output) -> None:
         span = f"{flip.low:g} to {flip.high:g}, taken as {flip.nominal:g}"
         change = "does not change it"
         if flip.flips_at is not None:
-            change = f"{'below' if flip.flips_at < flip.nominal else 'above'} {flip.flips_at:.4g}: {flip.to}"
+            change = _change(flip, flip.flips_at, flip.to, flip.usd_per_hour)
+        if flip.further_at is not None:
+            change += f"; {_change(flip, flip.further_at, flip.further_to, flip.further_usd_per_hour)}"
         out.note(f"{flip.assumption} ({span}): {change}")
     out.note("", out.paint("the trade between tokens per user and tokens per GPU", "bold"))
     step = max(1, len(details.points) // 12)
@@ -406,7 +415,8 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
     wanted = explain or out.format in ("json", "jsonl")
     if wanted and confirmed:
         flips = sensitivity(
-            solved.found.plans, question.load, question.objective, solved.rents, question.most, solved.drafts, solved.chosen
+            solved.found.plans, question.load, question.objective, solved.rents, question.most, solved.drafts, solved.chosen,
+            partial(simulate, counted=question.requests),
         )  # fmt: skip
     details = Details(frontier(solved.found.points) if wanted else [], flips)
     out.note(*_verdict(solved, out), "")

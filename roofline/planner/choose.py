@@ -161,12 +161,12 @@ class _Trial:
 
 def choose(
     plans: Iterable[Plan], load: Demand, objective: Objective, wanted: int, most_gpus: int,
-    check: Callable[[Plan, Demand, Objective], Verdict] = assured,
+    check: Callable[[Plan, Demand, Objective], Verdict] = assured, gives_up: int = GIVES_UP,
 ) -> Chosen:  # fmt: skip
     """Simulates the cheapest deployments, one of each kind, until ``wanted`` are confirmed.
 
     A deployment that misses is tried again with more instances, in its turn by cost. The search ends after
-    ``MOST_SIMULATED`` where one is confirmed by then, else when one is, when none is left, or after ``GIVES_UP``.
+    ``MOST_SIMULATED`` where one is confirmed by then, else when one is, when none is left, or after ``gives_up``.
     """
     trial = _Trial(load, objective, most_gpus, check)
     for plan in plans:
@@ -176,7 +176,7 @@ def choose(
     spare: Choice | None = None
     probed = False
     while trial.heap and len(confirmed) < wanted:
-        if len(trial.found) >= (MOST_SIMULATED if confirmed else GIVES_UP):
+        if len(trial.found) >= (MOST_SIMULATED if confirmed else gives_up):
             break
         if len(trial.found) >= MOST_SIMULATED and not probed:
             probed = True

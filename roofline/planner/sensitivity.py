@@ -2,8 +2,10 @@
 
 Each assumption goes to either end of its range while the others stay. At another price the deployments that the simulator
 confirmed, and those that it did not look at for their cost, are ordered anew: the point of change is where two cost the
-same. Under any other assumption the closed form sizes anew the setups that are in the running, without those that it
-prefers and the simulator refutes, and the point of change is found by bisection.
+same. Under any other assumption the setups that are in the running are planned anew: sized by the closed form and, where the
+choice was, confirmed by the simulator. The choice flips where another kind of deployment is cheaper than the cheapest of its own
+kind, or where its kind no longer holds; one that costs the same is no reason to change. The point of change is found by
+bisection. What the simulator refutes is so for heavier loads too, and says nothing of lighter ones.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roofline.accelerator import Quantity
-from roofline.planner.choose import Chosen, kind
+from roofline.planner.choose import Chosen, choose, kind
 from roofline.planner.demand import Demand
 from roofline.planner.disaggregate import disaggregated
 from roofline.planner.prices import Rent
 from roofline.planner.search import Plan, order_of, search
 from roofline.planner.setups import Setup
 from roofline.planner.sizing import Drafting
+from roofline.planner.verify import Verdict, simulate
 from roofline.serving.metrics import Objective
 from roofline.sharded import ShardedDeployment
 
@@ -29,9 +32,16 @@ BANDWIDTH = {"datasheet": (0.6, 1.0), "calibrated": (0.9, 1.1)}
 ACCEPTANCE = 0.1
 THINKING = (0.5, 2.0)
 """Time between turns over the one asked for: how long a cache must keep a session."""
-ROUNDS = 6
+ROUNDS = 4
 RUNNING = 8
 """Setups that stay in the running."""
+TRIED = 8
+"""Deployments that are simulated at one value of an assumption."""
+TIE = 1e-9
+MET = Verdict(0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0.0, 0.0, True)
+"""What stands for the simulator's word where the closed form's is taken."""
+
+Check = Callable[[Plan, Demand, Objective], Verdict]
 
 
 @dataclass(frozen=True)
@@ -39,8 +49,10 @@ class Flip:
     """An assumption and what it does to the choice.
 
     Attributes:
-        assumption: its name. low, high, nominal: its range and value. flips_at: the value at which another deployment
-            becomes the cheapest, None where none does. to: that deployment. instances: of the choice at both ends.
+        assumption: its name. low, high, nominal: its range and value. flips_at: the nearest value at which another deployment
+            becomes the cheapest, None where none does. to: that deployment. instances: of the cheapest at both ends.
+        usd_per_hour: of that deployment. further_at, further_to, further_usd_per_hour: the same of one further off that costs
+            less than it, and than the choice; None where none does.
     """
 
     assumption: str
@@ -50,12 +62,18 @@ class Flip:
     flips_at: float | None
     to: str | None
     instances: tuple[int | None, int | None]
+    usd_per_hour: float | None = None
+    further_at: float | None = None
+    further_to: str | None = None
+    further_usd_per_hour: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All figures."""
         return {
             "assumption": self.assumption, "low": self.low, "high": self.high, "nominal": self.nominal,
             "flips_at": self.flips_at, "to": self.to, "instances_at_ends": list(self.instances),
+            "usd_per_hour": self.usd_per_hour, "further_at": self.further_at, "further_to": self.further_to,
+            "further_usd_per_hour": self.further_usd_per_hour,
         }  # fmt: skip
 
 
@@ -73,71 +91,152 @@ def label(plan: Plan) -> str:
 
 
 class _Game:
-    """The choice as a function of assumptions."""
+    """The cheapest deployment as a function of assumptions."""
 
     def __init__(
-        self, running: Sequence[Setup], load: Demand, objective: Objective, rents: dict[str, Rent | None], most: int,
-        draftings: Mapping[str, Sequence[Drafting | None]], apart: bool,
+        self, running: Sequence[Setup], choice: Plan, load: Demand, objective: Objective, rents: dict[str, Rent | None],
+        most: int, draftings: Mapping[str, Sequence[Drafting | None]], apart: bool, check: Check,
     ) -> None:  # fmt: skip
-        self.running, self.load, self.objective = list(running), load, objective
+        self.running, self.choice, self.load, self.objective = list(running), choice, load, objective
         self.rents, self.most, self.draftings = rents, most, draftings
-        self.apart, self.refuted = apart, set[Any]()
-        self._slower: dict[float, list[Setup]] = {}
+        self.apart, self.check = apart, check
+        self._changed: dict[Any, list[Setup]] = {}
 
-    def settle(self, choice: Plan) -> None:
-        """Takes out what the closed form prefers to the choice, as things are: the simulator refutes it."""
-        while (found := self.best()) is not None and kind(found) != kind(choice):
-            self.refuted.add(kind(found))
-
-    def best(self, *, load: Demand | None = None, bandwidth: float = 1.0, alpha: float = 0.0) -> Plan | None:
-        """The cheapest deployment under changed assumptions."""
-        setups = self.running if bandwidth == 1.0 else self._at(bandwidth)
+    def offers(self, load: Demand, bandwidth: float, alpha: float) -> list[Plan]:
+        """Deployments that meet the objective by the closed form."""
+        setups = self._setups(bandwidth, load.longest)
         drafts = {
             gpu: [d and replace(d, alpha=min(1.0, max(0.0, d.alpha + alpha))) for d in found]
             for gpu, found in self.draftings.items()
         }
-        load = load or self.load
         plans = search(setups, load, self.objective, self.rents, self.most, drafts).plans
         if self.apart:
             plans += disaggregated(setups, load, self.objective, self.rents, self.most)[0]
-        left = (plan for plan in plans if kind(plan) not in self.refuted)
-        return min(left, key=lambda plan: order_of(plan, load), default=None)
+        return plans
 
-    def _at(self, bandwidth: float) -> list[Setup]:
-        key = round(bandwidth, 4)
-        if key not in self._slower:
-            self._slower[key] = [_slowed(setup, key) for setup in self.running]
-        return self._slower[key]
+    def best(self, heavier: float, *, load: Demand | None = None, bandwidth: float = 1.0, alpha: float = 0.0) -> Plan | None:
+        """The cheapest deployment under changed assumptions; of the choice's kind where no other is cheaper.
+
+        ``heavier``: above 0 what is cheaper than the choice was refuted under less, and is not tried; below 0 the choice was
+        confirmed under more, and is not tried again.
+        """
+        load = load or self.load
+        plans = self.offers(load, bandwidth, alpha)
+        own: list[Plan] = []
+        others: list[Plan] = []
+        for plan in plans:
+            grown = self._grown(plan, load) if heavier > 0 else plan
+            if grown is not None:
+                (own if kind(grown) == kind(self.choice) else others).append(grown)
+        mine: Plan | None
+        if heavier < 0 and not load.offline:
+            mine = self._first([plan for plan in own if cheaper(plan, self.choice, load)], load) or self.choice
+            if cheaper(self.choice, mine, load):
+                mine = self.choice
+        else:
+            mine = self._first(own, load)
+        rivals = [plan for plan in others if mine is None or cheaper(plan, mine, load)]
+        return self._first(rivals, load) or mine
+
+    def _first(self, plans: Sequence[Plan], load: Demand) -> Plan | None:
+        """The cheapest that is confirmed."""
+        found = choose(plans, load, self.objective, 1, self.most, self.check, TRIED).confirmed
+        return found[0].plan if found else None
+
+    def _grown(self, plan: Plan, load: Demand) -> Plan | None:
+        """The deployment with so many instances that it does not cost less than the choice."""
+        if load.offline or not cheaper(plan, self.choice, load):
+            return plan
+        if plan.prefill is not None:
+            return None
+        while cheaper(plan, self.choice, load):
+            plan = plan.with_instances(plan.instances + 1)
+        return plan if plan.gpus <= self.most else None
+
+    def _setups(self, bandwidth: float, longest: int) -> list[Setup]:
+        """Those in the running, at that share of their bandwidth, for requests of up to so many tokens."""
+        key = round(bandwidth, 4), longest
+        if key not in self._changed:
+            self._changed[key] = [_changed(setup, *key) for setup in self.running]
+        return self._changed[key]
 
 
-def _slowed(setup: Setup, factor: float) -> Setup:
-    """A setup whose memory delivers that share of its bandwidth."""
+def _changed(setup: Setup, factor: float, longest: int) -> Setup:
+    """A setup whose memory delivers that share of its bandwidth, and that takes requests of that length."""
+    longest = max(longest, setup.longest)
+    if factor == 1.0 and longest == setup.longest:
+        return setup
     was = setup.accelerator
+    if factor == 1.0:
+        return Setup(setup.variant, was, setup.mesh, setup.engine, longest, setup.deployment, setup.bound)
     rate = Quantity(round(float(was.bandwidth.value) * factor), was.bandwidth.kind, was.bandwidth.source)
     accelerator = replace(was, bandwidth=rate)
     deployment = ShardedDeployment(setup.variant.model, accelerator, mesh=setup.mesh)
-    return Setup(setup.variant, accelerator, setup.mesh, setup.engine, setup.longest, deployment, setup.bound)
+    return Setup(setup.variant, accelerator, setup.mesh, setup.engine, longest, deployment, setup.bound)
 
 
-def _flip(name: str, low: float, nominal: float, high: float, choice: Plan, at: Callable[[float], Plan | None]) -> Flip:
+def cheaper(plan: Plan, other: Plan, load: Demand) -> bool:
+    """Whether a deployment costs less; in accelerators where neither has a price."""
+    one, two = order_of(plan, load)[:2], order_of(other, load)[:2]
+    if one[0] == two[0] == float("inf"):
+        return bool(one[1] < two[1])
+    return bool(one[0] < two[0] * (1 - TIE))
+
+
+Change = tuple[float, Plan | None]
+
+
+def _nearest(near: float, far: float, found: Plan | None, at: Callable[[float], Plan | None], counts: Any) -> Change:
+    """(the value closest to ``near`` for which what is best counts, what is best there)."""
+    for _ in range(ROUNDS):
+        middle = (near + far) / 2
+        best = at(middle)
+        if counts(best):
+            far, found = middle, best
+        else:
+            near = middle
+    return far, found
+
+
+def _flip(
+    name: str, low: float, nominal: float, high: float, choice: Plan, load: Demand, at: Callable[[float], Plan | None]
+) -> Flip:
+    """Where the choice flips between both ends."""
+
+    def other(plan: Plan | None) -> bool:
+        return plan is None or kind(plan) != kind(choice)
+
     ends = at(low), at(high)
-    flipped = None
+    changes: list[Change] = []
     for end, plan in zip((low, high), ends, strict=True):
-        if plan is not None and kind(plan) == kind(choice):
+        if not other(plan):
             continue
-        near, far, other = nominal, end, plan
-        for _ in range(ROUNDS):
-            middle = (near + far) / 2
-            found = at(middle)
-            if found is not None and kind(found) == kind(choice):
-                near = middle
-            else:
-                far, other = middle, found
-        if flipped is None or abs(far - nominal) < abs(flipped[0] - nominal):
-            flipped = (far, "nothing meets the objective" if other is None else label(other))
-    return Flip(
-        name, low, high, nominal, flipped[0] if flipped else None, flipped[1] if flipped else None,
-        (ends[0].instances if ends[0] else None, ends[1].instances if ends[1] else None),
+        changes.append(_nearest(nominal, end, plan, at, other))
+        value, first = changes[-1]
+        if plan is not None and first is not None and cheaper(plan, first, load):
+
+            def as_cheap(found: Plan | None, most: Plan = plan) -> bool:
+                return found is not None and other(found) and not cheaper(most, found, load)
+
+            changes.append(_nearest(value, end, plan, at, as_cheap))
+    numbers = (ends[0].instances if ends[0] else None, ends[1].instances if ends[1] else None)
+    if not changes:
+        return Flip(name, low, high, nominal, None, None, numbers)
+    value, to = min(changes, key=lambda one: abs(one[0] - nominal))
+    flip = Flip(
+        name, low, high, nominal, value, "nothing meets the objective" if to is None else label(to), numbers,
+        to.usd_per_hour if to else None,
+    )  # fmt: skip
+    further: Change | None = None
+    for one in changes:
+        least = further[1] if further else to
+        if one[1] is None or not cheaper(one[1], choice, load) or (least is not None and not cheaper(one[1], least, load)):
+            continue
+        further = one
+    if further is None or further[1] is None:
+        return flip
+    return replace(
+        flip, further_at=further[0], further_to=label(further[1]), further_usd_per_hour=further[1].usd_per_hour
     )  # fmt: skip
 
 
@@ -162,7 +261,8 @@ def _price_flip(gpu: str, price: Rent, choice: Plan, others: Sequence[Plan], loa
     if best is None or at is None or not price.low <= at <= price.high:
         return Flip(name, price.low, price.high, price.usd, None, None, ends)
     ends = (choice.instances, best.instances) if mine else (best.instances, choice.instances)
-    return Flip(name, price.low, price.high, price.usd, at, label(best), ends)
+    rent = at if best.setup.accelerator.id == gpu else best.rent.usd if best.rent else None
+    return Flip(name, price.low, price.high, price.usd, at, label(best), ends, None if rent is None else rent * best.gpus)
 
 
 def _running(plans: Sequence[Plan], first: Sequence[Plan]) -> list[Setup]:
@@ -179,12 +279,13 @@ def _running(plans: Sequence[Plan], first: Sequence[Plan]) -> list[Setup]:
 
 def sensitivity(
     plans: Sequence[Plan], load: Demand, objective: Objective, rents: dict[str, Rent | None], most: int,
-    draftings: Mapping[str, Sequence[Drafting | None]], chosen: Chosen | None = None,
+    draftings: Mapping[str, Sequence[Drafting | None]], chosen: Chosen | None = None, check: Check = simulate,
 ) -> list[Flip]:  # fmt: skip
     """What each assumption does to the choice, those that flip it first.
 
     Args:
         plans: those of a search, cheapest first. chosen: what the simulator said of them; None to take the closed form's word.
+        check: the simulator, which is asked of other assumptions where ``chosen`` is given.
     """
     if chosen is not None:
         choice = chosen.confirmed[0].plan if chosen.confirmed else None
@@ -194,26 +295,28 @@ def sensitivity(
     if choice is None:
         return []
     apart = any(plan.prefill is not None for plan in plans)
-    game = _Game(_running(plans, [choice]), load, objective, rents, most, draftings, apart)
-    game.settle(choice)
+    game = _Game(
+        _running(plans, [choice]), choice, load, objective, rents, most, draftings, apart,
+        check if chosen is not None else lambda *_: MET,
+    )  # fmt: skip
     found = []
     for gpu, price in rents.items():
         if price is not None and price.high > price.low:
             found.append(_price_flip(gpu, price, choice, known, load))
     provenance = choice.setup.times.provenance
     low, high = BANDWIDTH[provenance]
-    found.append(_flip("memory bandwidth achieved", low, 1.0, high, choice, lambda value: game.best(bandwidth=value)))
-    found.append(_flip("prompt length", LENGTHS[0], 1.0, LENGTHS[1], choice, lambda v: game.best(load=load.scaled(isl=v))))
-    found.append(_flip("output length", LENGTHS[0], 1.0, LENGTHS[1], choice, lambda v: game.best(load=load.scaled(osl=v))))
+
+    def moved(name: str, low: float, nominal: float, high: float, at: Callable[[float], Plan | None]) -> None:
+        found.append(_flip(name, low, nominal, high, choice, load, at))
+
+    moved("memory bandwidth achieved", low, 1.0, high, lambda v: game.best(1 - v, bandwidth=v))
+    moved("prompt length", LENGTHS[0], 1.0, LENGTHS[1], lambda v: game.best(v - 1, load=load.scaled(isl=v)))
+    moved("output length", LENGTHS[0], 1.0, LENGTHS[1], lambda v: game.best(v - 1, load=load.scaled(osl=v)))
     if not load.offline:
-        found.append(_flip("load", LOAD[0], 1.0, LOAD[1], choice, lambda v: game.best(load=load.scaled(load=v))))
+        moved("load", LOAD[0], 1.0, LOAD[1], lambda v: game.best(v - 1, load=load.scaled(load=v)))
     if load.kept and load.think_s:
         low, high = THINKING
-
-        def thinking(factor: float) -> Plan | None:
-            return game.best(load=replace(load, think_s=load.think_s * factor))
-
-        found.append(_flip("time to think", low, 1.0, high, choice, thinking))
+        moved("time to think", low, 1.0, high, lambda v: game.best(0, load=replace(load, think_s=load.think_s * v)))
     if any(any(drafts) for drafts in draftings.values()):
-        found.append(_flip("acceptance of drafts", -ACCEPTANCE, 0.0, ACCEPTANCE, choice, lambda v: game.best(alpha=v)))
+        moved("acceptance of drafts", -ACCEPTANCE, 0.0, ACCEPTANCE, lambda v: game.best(-v, alpha=v))
     return sorted(found, key=lambda one: one.flips_at is None)
