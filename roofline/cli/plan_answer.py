@@ -20,7 +20,7 @@ from roofline.planner.prices import price_words, watts
 from roofline.planner.search import Plan, Point, frontier, left_ranges
 from roofline.planner.sensitivity import Flip, label, sensitivity
 from roofline.planner.solve import Answer, Question, confirm, seek
-from roofline.planner.verify import CONFIDENCE, Replay, simulate, verdict_record
+from roofline.planner.verify import CONFIDENCE, Replay, assured, verdict_record
 from roofline.serving.metrics import Objective
 
 LENGTHS = "every request has the same lengths"
@@ -416,7 +416,7 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
     if wanted and confirmed:
         flips = sensitivity(
             solved.found.plans, question.load, question.objective, solved.rents, question.most, solved.drafts, solved.chosen,
-            partial(simulate, counted=question.requests),
+            partial(assured, counted=question.requests),
         )  # fmt: skip
     details = Details(frontier(solved.found.points) if wanted else [], flips)
     out.note(*_verdict(solved, out), "")

@@ -22,7 +22,7 @@ from roofline.planner.prices import Rent
 from roofline.planner.search import Plan, order_of, search
 from roofline.planner.setups import Setup
 from roofline.planner.sizing import Drafting
-from roofline.planner.verify import Verdict, simulate
+from roofline.planner.verify import Verdict, assured
 from roofline.serving.metrics import Objective
 from roofline.sharded import ShardedDeployment
 
@@ -279,7 +279,7 @@ def _running(plans: Sequence[Plan], first: Sequence[Plan]) -> list[Setup]:
 
 def sensitivity(
     plans: Sequence[Plan], load: Demand, objective: Objective, rents: dict[str, Rent | None], most: int,
-    draftings: Mapping[str, Sequence[Drafting | None]], chosen: Chosen | None = None, check: Check = simulate,
+    draftings: Mapping[str, Sequence[Drafting | None]], chosen: Chosen | None = None, check: Check = assured,
 ) -> list[Flip]:  # fmt: skip
     """What each assumption does to the choice, those that flip it first.
 
