@@ -142,8 +142,15 @@ class _Trial:
             if other.gpus <= self.most_gpus:
                 self.push(other)
 
+    def short(self, plan: Plan) -> float:
+        """What the closed form says of a deployment in the limit that the last refuted one of its kind missed."""
+        missed = self.missed.get(kind(plan))
+        if not missed or self.objective.ttft_s is None:
+            return stress(plan, self.objective)
+        return plan.sized.tpot_s if _slow(missed[-1].verdict, self.objective) else plan.sized.ttft_high_s
+
     def fastest(self) -> list[Plan]:
-        """Of each kind that waits the deployment with most instances and headroom, those with most headroom first."""
+        """Of each kind that waits the deployment with most instances that is fastest in what was missed."""
         best: dict[Any, Plan] = {}
         for _, _, plan in self.heap:
             times = self.most_gpus // plan.gpus
@@ -154,7 +161,7 @@ class _Trial:
             else:
                 most = with_more(plan, plan.prefill.instances * (times - 1), plan.instances * (times - 1))
             known = best.get(kind(plan))
-            if known is None or stress(most, self.objective) < stress(known, self.objective):
+            if known is None or self.short(most) < self.short(known):
                 best[kind(plan)] = most
         return sorted(best.values(), key=lambda plan: stress(plan, self.objective))
 
@@ -209,10 +216,16 @@ def _cheaper(plan: Plan, other: Plan, load: Demand) -> bool:
     return bool(order_of(plan, load)[:2] < order_of(other, load)[:2])
 
 
+def _again(trial: _Trial) -> Iterable[Plan]:
+    """The fastest in what those before them missed."""
+    yield from trial.fastest()
+
+
 def _spare(trial: _Trial) -> Choice | None:
     """The cheapest confirmed one of the fastest deployments of each kind, with no more instances than it takes."""
     best: Choice | None = None
-    for plan in trial.fastest():
+    first = trial.fastest()
+    for plan in itertools.chain(first, _again(trial)):
         if plan.key() in trial.found or trial.hopeless(plan):
             continue
         choice = trial.simulated(plan)

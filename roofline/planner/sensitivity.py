@@ -135,8 +135,8 @@ class _Game:
                 mine = self.choice
         else:
             mine = self._first(own, load)
-        rivals = [plan for plan in others if mine is None or cheaper(plan, mine, load)]
-        return self._first(rivals, load) or mine
+        rival = self._first([plan for plan in others if mine is None or cheaper(plan, mine, load)], load)
+        return rival if rival is not None and (mine is None or cheaper(rival, mine, load)) else mine
 
     def _first(self, plans: Sequence[Plan], load: Demand) -> Plan | None:
         """The cheapest that is confirmed."""
