@@ -200,7 +200,7 @@ def test_requests_that_no_replica_holds_are_named(cli: Callable[..., Any], monke
     from roofline.planner.verify import Verdict
 
     nothing = Verdict(math.nan, math.inf, math.inf, 0.0, 0, 7, 0, 0.0, 0.0, False)
-    monkeypatch.setattr(solve, "simulate", lambda *_, **__: nothing)
+    monkeypatch.setattr(solve, "assured", lambda *_, **__: nothing)
     answer = cli(*BASE, "--isl", 500, "--osl", 50, "--rate", 1)
     assert answer.code == 1
     assert "the simulator refuses 7 requests: longer than its cache" in answer.out
