@@ -39,7 +39,7 @@ def usd_per_mtok(plan, tokens_per_s):
 
 # %%
 chat, slo = demand(isl=1500, osl=300, rate=10.0), Objective(ttft_s=1.0, tpot_s=0.03)
-answer = solve(Question("llama-3.1-70b", chat, slo, gpus, most=most, disaggregation=False))
+answer = solve(Question("llama-3.1-70b", chat, slo, gpus, most=most, disaggregation=False, requests=700))
 found, chosen = answer.found, answer.chosen
 print(f"{found.tried:,} deployments sized, {len(found.plans)} meet the SLO in closed form; confirmed by the simulator:")
 rows = [
@@ -67,12 +67,12 @@ lines_plot(
 
 # %% [markdown]
 # What binds, in users at once if only that limit held; and which assumption, moved within its range, would make another
-# deployment the cheapest. A choice that flips on a small move is a tie: take the one that is easier to run.
+# deployment the cheapest, by the closed form. A choice that flips on a small move is a tie: take the one that is easier to run.
 
 # %%
 best = chosen.confirmed[0].plan
 print(", ".join(f"{one.name} {one.users:,}" for one in ceilings(best, chat, slo) if one.users is not None))
-for flip in sensitivity(found.plans, chat, slo, answer.rents, most, {}, chosen):
+for flip in sensitivity(found.plans, chat, slo, answer.rents, most, {}):
     change = "no change"
     if flip.flips_at is not None:
         change = f"{'below' if flip.flips_at < flip.nominal else 'above'} {flip.flips_at:.4g}: {flip.to}"
@@ -131,7 +131,7 @@ print(f"{agent.lengths().fresh:,.0f} tokens of a prompt are new, if the cache ha
 
 # %%
 warm, cold = (
-    solve(Question("llama-3.1-70b", load, limits, gpus[1:], most=most, disaggregation=False, shown=1, requests=100))
+    solve(Question("llama-3.1-70b", load, limits, gpus[1:], most=64, disaggregation=False, shown=1, requests=100))
     for load in (agent, replace(agent, kept=False))
 )
 warm_plan, cold_plan = warm.chosen.confirmed[0].plan, cold.chosen.confirmed[0].plan

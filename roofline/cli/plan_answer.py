@@ -416,7 +416,7 @@ def answer(question: Question, explain: bool, emit: bool, out: Output) -> int:
     if wanted and confirmed:
         flips = sensitivity(
             solved.found.plans, question.load, question.objective, solved.rents, question.most, solved.drafts, solved.chosen,
-            partial(assured, counted=question.requests),
+            partial(assured, counted=question.requests, seeds=2),
         )  # fmt: skip
     details = Details(frontier(solved.found.points) if wanted else [], flips)
     out.note(*_verdict(solved, out), "")

@@ -5,13 +5,16 @@ confirmed, and those that it did not look at for their cost, are ordered anew: t
 same. Under any other assumption the setups that are in the running are planned anew: sized by the closed form and, where the
 choice was, confirmed by the simulator. The choice flips where another kind of deployment is cheaper than the cheapest of its own
 kind, or where its kind no longer holds; one that costs the same is no reason to change. The point of change is found by
-bisection. What the simulator refutes is so for heavier loads too, and says nothing of lighter ones.
+bisection over the closed form; the simulator has to confirm what is found there, else the bisection goes on with its word.
+Where the closed form finds no change, the simulator is not asked. What the simulator refutes is so for heavier loads too, and
+says nothing of lighter ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from roofline.accelerator import Quantity
@@ -32,10 +35,10 @@ BANDWIDTH = {"datasheet": (0.6, 1.0), "calibrated": (0.9, 1.1)}
 ACCEPTANCE = 0.1
 THINKING = (0.5, 2.0)
 """Time between turns over the one asked for: how long a cache must keep a session."""
-ROUNDS = 4
+ROUNDS = 3
 RUNNING = 8
 """Setups that stay in the running."""
-TRIED = 8
+TRIED = 3
 """Deployments that are simulated at one value of an assumption."""
 TIE = 1e-9
 MET = Verdict(0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0.0, 0.0, True)
@@ -183,10 +186,11 @@ def cheaper(plan: Plan, other: Plan, load: Demand) -> bool:
     return bool(one[0] < two[0] * (1 - TIE))
 
 
+Best = Callable[[float], Plan | None]
 Change = tuple[float, Plan | None]
 
 
-def _nearest(near: float, far: float, found: Plan | None, at: Callable[[float], Plan | None], counts: Any) -> Change:
+def _nearest(near: float, far: float, found: Plan | None, at: Best, counts: Callable[[Plan | None], bool]) -> Change:
     """(the value closest to ``near`` for which what is best counts, what is best there)."""
     for _ in range(ROUNDS):
         middle = (near + far) / 2
@@ -198,9 +202,21 @@ def _nearest(near: float, far: float, found: Plan | None, at: Callable[[float], 
     return far, found
 
 
+def _sure(
+    near: float, end: float, found: Plan | None, at: Best, surely: Best, counts: Callable[[Plan | None], bool]
+) -> Change | None:
+    """The same, where ``surely`` says that it counts, too; None where it does not even at the end."""
+    value, found = _nearest(near, end, found, at, counts)
+    best = surely(value)
+    if counts(best):
+        return value, best
+    best = surely(end)
+    return _nearest(value, end, best, surely, counts) if counts(best) else None
+
+
 def _flip(
-    name: str, low: float, nominal: float, high: float, choice: Plan, load: Demand, at: Callable[[float], Plan | None]
-) -> Flip:
+    name: str, low: float, nominal: float, high: float, choice: Plan, load: Demand, at: Best, surely: Best
+) -> Flip:  # fmt: skip
     """Where the choice flips between both ends."""
 
     def other(plan: Plan | None) -> bool:
@@ -211,14 +227,19 @@ def _flip(
     for end, plan in zip((low, high), ends, strict=True):
         if not other(plan):
             continue
-        changes.append(_nearest(nominal, end, plan, at, other))
-        value, first = changes[-1]
+        nearest = _sure(nominal, end, plan, at, surely, other)
+        if nearest is None:
+            continue
+        changes.append(nearest)
+        value, first = nearest
         if plan is not None and first is not None and cheaper(plan, first, load):
 
             def as_cheap(found: Plan | None, most: Plan = plan) -> bool:
                 return found is not None and other(found) and not cheaper(most, found, load)
 
-            changes.append(_nearest(value, end, plan, at, as_cheap))
+            further_off = _sure(value, end, plan, at, surely, as_cheap)
+            if further_off is not None:
+                changes.append(further_off)
     numbers = (ends[0].instances if ends[0] else None, ends[1].instances if ends[1] else None)
     if not changes:
         return Flip(name, low, high, nominal, None, None, numbers)
@@ -285,7 +306,7 @@ def sensitivity(
 
     Args:
         plans: those of a search, cheapest first. chosen: what the simulator said of them; None to take the closed form's word.
-        check: the simulator, which is asked of other assumptions where ``chosen`` is given.
+        check: the simulator, which confirms what flips the choice where ``chosen`` is given.
     """
     if chosen is not None:
         choice = chosen.confirmed[0].plan if chosen.confirmed else None
@@ -295,10 +316,16 @@ def sensitivity(
     if choice is None:
         return []
     apart = any(plan.prefill is not None for plan in plans)
-    game = _Game(
-        _running(plans, [choice]), choice, load, objective, rents, most, draftings, apart,
-        check if chosen is not None else lambda *_: MET,
-    )  # fmt: skip
+    running = _running(plans, [choice])
+
+    def game(check: Check) -> _Game:
+        return _Game(running, choice, load, objective, rents, most, draftings, apart, check)
+
+    def trusting(*_: Any) -> Verdict:
+        return MET
+
+    quickly = game(trusting)
+    surely = quickly if chosen is None else game(check)
     found = []
     for gpu, price in rents.items():
         if price is not None and price.high > price.low:
@@ -306,17 +333,17 @@ def sensitivity(
     provenance = choice.setup.times.provenance
     low, high = BANDWIDTH[provenance]
 
-    def moved(name: str, low: float, nominal: float, high: float, at: Callable[[float], Plan | None]) -> None:
-        found.append(_flip(name, low, nominal, high, choice, load, at))
+    def moved(name: str, low: float, nominal: float, high: float, best: Callable[[_Game, float], Plan | None]) -> None:
+        found.append(_flip(name, low, nominal, high, choice, load, partial(best, quickly), partial(best, surely)))
 
-    moved("memory bandwidth achieved", low, 1.0, high, lambda v: game.best(1 - v, bandwidth=v))
-    moved("prompt length", LENGTHS[0], 1.0, LENGTHS[1], lambda v: game.best(v - 1, load=load.scaled(isl=v)))
-    moved("output length", LENGTHS[0], 1.0, LENGTHS[1], lambda v: game.best(v - 1, load=load.scaled(osl=v)))
+    moved("memory bandwidth achieved", low, 1.0, high, lambda game, v: game.best(1 - v, bandwidth=v))
+    moved("prompt length", LENGTHS[0], 1.0, LENGTHS[1], lambda game, v: game.best(v - 1, load=load.scaled(isl=v)))
+    moved("output length", LENGTHS[0], 1.0, LENGTHS[1], lambda game, v: game.best(v - 1, load=load.scaled(osl=v)))
     if not load.offline:
-        moved("load", LOAD[0], 1.0, LOAD[1], lambda v: game.best(v - 1, load=load.scaled(load=v)))
+        moved("load", LOAD[0], 1.0, LOAD[1], lambda game, v: game.best(v - 1, load=load.scaled(load=v)))
     if load.kept and load.think_s:
         low, high = THINKING
-        moved("time to think", low, 1.0, high, lambda v: game.best(0, load=replace(load, think_s=load.think_s * v)))
+        moved("time to think", low, 1.0, high, lambda game, v: game.best(0, load=replace(load, think_s=load.think_s * v)))
     if any(any(drafts) for drafts in draftings.values()):
-        moved("acceptance of drafts", -ACCEPTANCE, 0.0, ACCEPTANCE, lambda v: game.best(-v, alpha=v))
+        moved("acceptance of drafts", -ACCEPTANCE, 0.0, ACCEPTANCE, lambda game, v: game.best(-v, alpha=v))
     return sorted(found, key=lambda one: one.flips_at is None)
